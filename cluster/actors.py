@@ -1,0 +1,157 @@
+"""Starting and ending the processes of a run: the one file that turns plain classes into Ray actors."""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from cluster.config import RunConfig
+from cluster.workers import EnvWorker, LearnerRank, RemoteHost
+from envs.catalog import find
+from envs.errors import InputError
+from envs.metrics import Metric
+from learner.types import MicroBatch
+from rollout.engine import has_gpu
+from rollout.generator import Generator
+from rollout.play import LocalHost
+
+_CLOSE_S = 20.0
+
+
+class RunError(RuntimeError):
+    """Something in the cluster failed or did not answer in time; the message says what and where."""
+
+
+def wait(calls: Sequence[Any], timeout_s: float, what: str) -> list[Any]:
+    """The results of remote calls, or a clear error: every call has a deadline, and a dead process is named.
+
+    Raises the `InputError` that a process raised as it was, and `RunError` for everything else.
+    """
+    try:
+        return list(ray.get(list(calls), timeout=timeout_s))
+    except ray.exceptions.GetTimeoutError:
+        raise RunError(f"{what} took longer than {timeout_s:g} s; a process hangs, or the deadline in `cluster` is too short") from None
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, InputError):
+            raise error.cause from None
+        raise RunError(f"{what} failed:\n{error}") from error
+    except ray.exceptions.RayActorError as error:
+        raise RunError(f"{what}: a process died ({error}); out of memory is the usual reason") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """The handles of a run's actors and their deadlines."""
+
+    generators: tuple[Any, ...]
+    learners: tuple[Any, ...]
+    env_workers: tuple[Any, ...]
+    config: RunConfig
+
+    def learn(self, call: Callable[[Any], Any], what: str) -> list[Any]:
+        """Call every learner rank at the same time and wait for all."""
+        return wait([call(learner) for learner in self.learners], self.config.cluster.step_timeout_s, what)
+
+    def learn_each(self, shares: Sequence[Sequence[Sequence[MicroBatch]]]) -> list[list[dict[str, Metric]]]:
+        """Optimiser steps, each rank with its own share of the micro-batches; returns every rank's metrics, step by step."""
+        calls = [learner.train.remote(share) for learner, share in zip(self.learners, shares, strict=True)]
+        return wait(calls, self.config.cluster.step_timeout_s, "learning")
+
+
+@contextmanager
+def running(config: RunConfig, model: str) -> Iterator[Cluster]:
+    """Start Ray and every process of a run; end them all on the way out, whatever happened.
+
+    `model` is the folder or hub name that generators and learners load. Without `cluster.address` the Ray cluster is this
+    run's own, on loopback, so that runs beside each other never meet.
+    """
+    _start_ray(config)
+    cluster: Cluster | None = None
+    try:
+        cluster = _create(config, model)
+        _start(cluster)
+        yield cluster
+    finally:
+        if cluster is not None:
+            _close(cluster)
+        ray.shutdown()
+
+
+def _start_ray(config: RunConfig) -> None:
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    if config.cluster.address:
+        ray.init(address=config.cluster.address, log_to_driver=False, logging_level="ERROR")
+        return
+    sizes = config.cluster
+    ray.init(
+        address="local",
+        # Ray's CPUs are bookkeeping: a small machine may run more processes than it has cores.
+        num_cpus=max(os.cpu_count() or 1, sizes.threads * (sizes.generators + sizes.learners) + sizes.env_workers),
+        object_store_memory=256 * 2**20,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="ERROR",
+        _node_ip_address="127.0.0.1",
+    )
+
+
+def _create(config: RunConfig, model: str) -> Cluster:
+    sizes = config.cluster
+    environment = {"OMP_NUM_THREADS": str(sizes.threads), "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+    gpus = 1 if has_gpu() else 0
+    in_flight = config.rollout.group_size * max(config.rollout.groups_per_step, 64)
+
+    def actor(plain: type, *, num_cpus: float, num_gpus: float, concurrency: int) -> Any:
+        # Ray runs at most 1000 calls of an async actor and 1 of a threaded one at a time unless told otherwise.
+        return ray.remote(plain).options(
+            num_cpus=num_cpus, num_gpus=num_gpus, max_concurrency=concurrency, runtime_env={"env_vars": environment}
+        )
+
+    env_actor = actor(EnvWorker, num_cpus=1, num_gpus=0, concurrency=sizes.env_processes + 1)
+    workers = tuple(env_actor.remote(sizes.env_processes, sizes.env_deadline_s) for _ in range(sizes.env_workers))
+    generator_actor = actor(Generator, num_cpus=sizes.threads, num_gpus=gpus * config.generator.tensor_parallel, concurrency=in_flight)
+    generators = tuple(
+        generator_actor.remote(
+            model=model,
+            observation_role=config.model.observation_role,
+            rollout=config.rollout,
+            generator=config.generator,
+            host=RemoteHost(workers, sizes.env_deadline_s) if workers else LocalHost(find),
+            seed=config.seed + number,
+            transfer=transfer_backend(config),
+        )
+        for number in range(sizes.generators)
+    )
+    learner_actor = actor(LearnerRank, num_cpus=sizes.threads, num_gpus=gpus, concurrency=1)
+    learners = tuple(learner_actor.remote(model, config, rank) for rank in range(sizes.learners))
+    return Cluster(generators=generators, learners=learners, env_workers=workers, config=config)
+
+
+def transfer_backend(config: RunConfig) -> str:
+    """The transport of the weights: `gloo` on CPU and `nccl` on GPU unless the config names one."""
+    return config.cluster.transfer if config.cluster.transfer != "auto" else "nccl" if has_gpu() else "gloo"
+
+
+def _start(cluster: Cluster) -> None:
+    timeout_s = cluster.config.cluster.start_timeout_s
+    started = [generator.start.remote() for generator in cluster.generators]
+    (meet,) = wait([cluster.learners[0].meet.remote()], timeout_s, "finding an address for the learners")
+    started += [learner.join.remote(meet) for learner in cluster.learners]
+    started += [worker.ready.remote() for worker in cluster.env_workers]
+    wait(started, timeout_s, "starting generators, learners and environment workers")
+    backend = transfer_backend(cluster.config)
+    connected = [learner.connect.remote(list(cluster.generators), backend) for learner in cluster.learners]
+    wait(connected, timeout_s, "connecting the learners to the generators")
+
+
+def _close(cluster: Cluster) -> None:
+    everyone = [*cluster.generators, *cluster.learners, *cluster.env_workers]
+    # Engines have processes of their own, so they are asked first and killed after.
+    with suppress(ray.exceptions.RayError, KeyboardInterrupt):
+        ray.wait([actor.close.remote() for actor in everyone], num_returns=len(everyone), timeout=_CLOSE_S)
+    for actor in everyone:
+        with suppress(ray.exceptions.RayError):
+            ray.kill(actor)

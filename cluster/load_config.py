@@ -1,0 +1,107 @@
+"""From a recipe and overrides to a `RunConfig`, with errors that a person can act on."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from cluster.config import RunConfig
+from envs.errors import InputError, did_you_mean
+
+RECIPES = Path(__file__).parent / "recipes"
+
+
+def recipe_names() -> list[str]:
+    """The shipped recipes, sorted."""
+    return sorted(path.stem for path in RECIPES.glob("*.yaml"))
+
+
+def load_config(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read a shipped recipe by name or a YAML file by path, apply `key.sub=value` overrides in order, validate.
+
+    Values are YAML (`steps=10`, `learner.lr=1e-4`, `rollout.temperature=0.7`, `model.path=null`). Raises `InputError` for an
+    unknown recipe or key (with the closest name), a value out of range, or a combination that cannot run (with the reason).
+    """
+    tree = _read(recipe)
+    for override in overrides:
+        _apply(tree, override)
+    return parse_config(tree, recipe)
+
+
+def parse_config(tree: dict[str, Any], source: str) -> RunConfig:
+    """Validate a config tree; `source` names it in errors."""
+    _check_keys(tree, RunConfig, "")
+    try:
+        return RunConfig(**tree)
+    except ValidationError as error:
+        raise InputError(f"{source}: " + "; ".join(_explain(problem) for problem in error.errors())) from None
+
+
+def dump_config(config: RunConfig) -> str:
+    """The config as YAML that `load_config` reads back to an equal object."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+
+
+def _read(recipe: str) -> dict[str, Any]:
+    path = RECIPES / f"{recipe}.yaml"
+    if not path.is_file():
+        path = Path(recipe)
+        if path.suffix not in (".yaml", ".yml"):
+            raise InputError(f"no recipe {recipe!r}: {did_you_mean(recipe, recipe_names())}; or give the path of a .yaml file")
+        if not path.is_file():
+            raise InputError(f"no file {recipe}; expected a shipped recipe ({', '.join(recipe_names())}) or the path of a .yaml file")
+    try:
+        tree = yaml.safe_load(path.read_text())
+    except yaml.YAMLError as error:
+        raise InputError(f"{path} is not valid YAML: {error}") from error
+    if not isinstance(tree, dict):
+        raise InputError(f"{path} holds {type(tree).__name__}; expected a mapping of config keys, such as `steps: 100`")
+    return tree
+
+
+def _apply(tree: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise InputError(f"cannot read the override {override!r}; expected key.sub=value, such as learner.lr=1e-4")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise InputError(f"cannot read the value of {override!r} as YAML: {error}") from error
+    if isinstance(value, str):
+        value = _number(value)
+    *parents, last = key.split(".")
+    for parent in parents:
+        child = tree.setdefault(parent, {})
+        if not isinstance(child, dict):
+            raise InputError(f"{key}: {parent} is a value, not a section")
+        tree = child
+    tree[last] = value
+
+
+def _number(text: str) -> str | float:
+    # YAML 1.1 reads 1e-4 as a word; everybody who types it means the number.
+    try:
+        return float(text) if "e" in text.lower() else text
+    except ValueError:
+        return text
+
+
+def _check_keys(tree: dict[str, Any], model: type[BaseModel], prefix: str) -> None:
+    for key, value in tree.items():
+        if key not in model.model_fields:
+            raise InputError(f"unknown key {prefix + str(key)!r}: {did_you_mean(str(key), list(model.model_fields))}")
+        section = model.model_fields[key].annotation
+        if isinstance(section, type) and issubclass(section, BaseModel):
+            if not isinstance(value, dict):
+                raise InputError(f"{prefix}{key} is {value!r}; expected a section with {', '.join(section.model_fields)}")
+            _check_keys(value, section, f"{prefix}{key}.")
+
+
+def _explain(problem: Any) -> str:
+    where = ".".join(str(part) for part in problem["loc"])
+    message = problem["msg"].removeprefix("Value error, ")
+    if not where:
+        return str(message)
+    return f"{where} is {problem['input']!r}: {message[0].lower() + message[1:]}"

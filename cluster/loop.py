@@ -1,0 +1,218 @@
+"""The training loop, from top to bottom: sample groups, weigh their tokens, learn, push, attest.
+
+One loop for synchronous and asynchronous training. It consumes tasks; every step it produces one version of the weights.
+It waits for the groups of the oldest batch in flight, for the learner, and for the push. `cluster.max_lag` batches are in
+flight beside the one that is learned from: with 0 the next batch is sampled only after the push, by exactly the weights
+that it will train.
+"""
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from cluster.actors import Cluster, running
+from cluster.attest import Attestation, AttestationError, attest
+from cluster.cold_start import cold_start
+from cluster.config import RunConfig
+from cluster.live import LiveView
+from cluster.measure import eval_metrics, rollout_metrics, summary_metrics
+from cluster.prepare import eval_tasks, prepare_model, probe, train_tasks
+from cluster.run_folder import RunFolder
+from cluster.sample import Sampled, evaluate, finish_sampling, start_sampling
+from cluster.sinks import MetricSink
+from envs.contract import Task
+from envs.metrics import reduce_metrics
+from learner.batch import optimizer_steps
+from learner.credit import credit, initial_baseline
+from learner.plan import resolve
+from rollout.chat import load_encoder
+from rollout.generator import GroupRequest
+from rollout.play import sampling_seed
+
+_STARVED_STEPS = 5
+
+
+def train(config: RunConfig, folder: RunFolder, view: LiveView) -> dict[str, Any]:
+    """Run a whole training and return its summary; everything it leaves behind lies in `folder`."""
+    begun = time.perf_counter()
+    view.phase("preparing the model")
+    model = prepare_model(config, folder.path)
+    view.phase(f"starting {config.cluster.generators} generator(s), {config.cluster.learners} learner rank(s)")
+    with running(config, model) as cluster, folder.sink(config) as sink:
+        run = Training(config, folder, view, cluster, sink, model)
+        run.start()
+        summary = run.rl()
+    return summary | {"seconds": time.perf_counter() - begun}
+
+
+class Training:
+    """The state of one run: the version of the weights, the moving baseline, the stream of tasks, the last attestation."""
+
+    def __init__(self, config: RunConfig, folder: RunFolder, view: LiveView, cluster: Cluster, sink: MetricSink, model: str) -> None:
+        self.config, self.folder, self.view, self.cluster, self.sink = config, folder, view, cluster, sink
+        self.encoder = load_encoder(model, observation_role=config.model.observation_role)
+        self.plan = resolve(config.algorithm)
+        self.baseline = initial_baseline(self.plan)
+        self.probe = probe(config, self.encoder)
+        self.tasks = train_tasks(config)
+        self.eval_tasks = eval_tasks(config)
+        self.version = 0
+        self.attested: Attestation | None = None
+        self.worst_gap = 0.0
+        self.episodes = 0
+        self.starved = 0
+        self.clock: dict[str, float] = {}
+
+    def start(self) -> None:
+        """Prove that both sides start from the same weights, then imitate demonstrations if the recipe says so."""
+        self.attest()
+        if self.config.cold_start.episodes:
+            cold_start(self.config, self.cluster, self.encoder, self.view)
+            self.push()
+        steps_per_batch = self.config.learner.epochs * self.config.learner.minibatches
+        total = self.config.steps * steps_per_batch
+        self.cluster.learn(lambda rank: rank.begin.remote(self.config.algorithm, self.config.learner, total), "beginning RL")
+
+    def rl(self) -> dict[str, Any]:
+        """All RL steps, evaluations and exports; returns the summary."""
+        config = self.config
+        self.view.phase("evaluating before RL")
+        before = last = self.evaluate(0)
+        self.sink.write(0, before | {"env/best_success": config.env.spec.best_success(config.env_params)})
+        begun = time.perf_counter()
+        in_flight: deque[list[Any]] = deque()
+        for step in range(1, config.steps + 1):
+            self.clock = {}
+            step_begun = time.perf_counter()
+            while len(in_flight) <= min(config.cluster.max_lag, config.steps - step):
+                in_flight.append(self.sample(step + len(in_flight)))
+            with self.timed("generate"):
+                sampled = finish_sampling(in_flight.popleft(), config, f"sampling step {step}")
+            metrics = self.learn(step, sampled)
+            with self.timed("push"):
+                metrics |= self.push()
+            metrics["time/step_s"] = time.perf_counter() - step_begun
+            # What is not waiting for a generator, a learner or a push is the controller's own share of the step.
+            metrics |= {f"time/{name}_s": seconds for name, seconds in self.clock.items()}
+            waited = sum(self.clock[name] for name in ("generate", "learn", "push"))
+            metrics["time/controller_s"] = metrics["time/step_s"] - waited
+            if step % config.eval.every == 0 or step == config.steps:
+                last = self.evaluate(step)
+                metrics |= last
+            self.sink.write(step, metrics)
+            self.view.step(step, metrics)
+            if config.output.checkpoint_every and step % config.output.checkpoint_every == 0 and step < config.steps:
+                self.export(step)
+        self.view.phase("exporting the policy")
+        self.export(config.steps)
+        return self.summary(before, last, time.perf_counter() - begun)
+
+    def sample(self, step: int) -> list[Any]:
+        """Start sampling the groups of `step`."""
+        tasks: list[Task] = list(itertools.islice(self.tasks, self.config.rollout.groups_per_step))
+        requests = [GroupRequest(task=task, group=number, size=self.config.rollout.group_size) for number, task in enumerate(tasks)]
+        return start_sampling(self.cluster.generators, requests, sampling_seed(self.config.seed, "rollout", step))
+
+    def learn(self, step: int, sampled: Sampled) -> dict[str, float]:
+        """Credit, batch, optimiser steps; returns the step's metrics."""
+        config, groups = self.config, sampled.groups
+        self.episodes += sum(len(group.trajectories) for group in groups)
+        metrics = rollout_metrics(groups, sampled.failures, self.clock["generate"])
+        metrics |= reduce_metrics(sampled.metrics) | summary_metrics(groups, config.env.spec.metrics)
+        self.warn_if_starved(metrics["groups/dead_fraction"])
+        with self.timed("credit"):
+            steps, baseline, parts = optimizer_steps(
+                groups,
+                self.plan,
+                ranks=config.cluster.learners,
+                micro_batch_tokens=config.learner.micro_batch_tokens,
+                generation_limit=config.generation_limit,
+                baseline_state=self.baseline,
+                current_version=self.version,
+                minibatches=_divisor(len(groups), config.learner.minibatches),
+                epochs=config.learner.epochs,
+            )
+        if step in (1, config.steps) or step % config.output.trajectories_every == 0:
+            self.folder.write_trajectories(step, groups, credit(groups, self.plan, self.baseline), self.encoder)
+        self.baseline = baseline
+        with self.timed("learn"):
+            ranks = self.cluster.learn_each([[s.micro_batches[rank] for s in steps] for rank in range(config.cluster.learners)])
+        metrics |= reduce_metrics([parts]) | reduce_metrics(part for rank in ranks for part in rank)
+        self.check_gap(metrics.get("sync/sampler_learner_gap", 0.0))
+        return metrics
+
+    def push(self) -> dict[str, float]:
+        """Push the weights as a new version, and prove that they arrived."""
+        self.version += 1
+        pushed = self.cluster.learn(lambda rank: rank.push.remote(self.version), "pushing the weights")
+        return reduce_metrics(pushed[:1]) | self.attest()
+
+    def attest(self) -> dict[str, float]:
+        """Compare generators and learner on the probe; raises if they differ."""
+        begun = time.perf_counter()
+        self.attested = attest(self.cluster, self.probe, self.version, self.attested)
+        self.worst_gap = max(self.worst_gap, self.attested.max_abs_diff)
+        return {
+            "sync/probe_max_abs_diff": self.attested.max_abs_diff,
+            "sync/probe_moved": self.attested.moved,
+            "time/attest_s": time.perf_counter() - begun,
+        }
+
+    def evaluate(self, step: int) -> dict[str, float]:
+        """Success on all evaluation tasks, sampled and greedy."""
+        config = self.config
+        seed = sampling_seed(config.seed, step)
+        return eval_metrics(*evaluate(self.cluster.generators, self.eval_tasks, config, samples=config.eval.samples, seed=seed))
+
+    def export(self, step: int) -> None:
+        """Write the policy as a Hugging Face folder."""
+        self.cluster.learn(lambda rank: rank.export.remote(self.folder.checkpoint(step)), "exporting the policy")
+
+    def check_gap(self, gap: float) -> None:
+        """Sampler and learner must give the tokens of the current weights the same log-probs, or every ratio is wrong."""
+        limit = self.config.learner.max_logprob_gap
+        if not gap <= limit:
+            raise AttestationError(
+                f"the sampler's and the learner's log-probs of the same tokens and weights differ by {gap:.3g}; expected at most "
+                f"learner.max_logprob_gap={limit:g}. The two sides compute different policies; in bfloat16 raise the limit to 0.05"
+            )
+
+    def warn_if_starved(self, dead_fraction: float) -> None:
+        """Say once, with advice, that no group has carried a gradient for several steps."""
+        self.starved = self.starved + 1 if dead_fraction == 1.0 else 0
+        if self.starved == _STARVED_STEPS and self.plan.needs_group:
+            self.view.message(
+                f"no gradient for {self.starved} steps: in every group all rewards are equal. If success is near 0, start from demonstrations "
+                "(cold_start.episodes), take an easier level, or raise rollout.temperature; if it is near its best, training is done"
+            )
+
+    def summary(self, before: dict[str, float], after: dict[str, float], seconds: float) -> dict[str, Any]:
+        """What `summary.json` says."""
+        return {
+            "method": self.config.algorithm.method,
+            "seed": self.config.seed,
+            **after,
+            "eval/success_before": before["eval/success"],
+            "eval/success_greedy_before": before["eval/success_greedy"],
+            "env/best_success": self.config.env.spec.best_success(self.config.env_params),
+            "train_seconds": seconds,
+            "steps": self.config.steps,
+            "episodes": self.episodes,
+            "sync/probe_max_abs_diff_worst": self.worst_gap,
+        }
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Add the body's seconds to the step's clock under `name`."""
+        begun = time.perf_counter()
+        yield
+        self.clock[name] = self.clock.get(name, 0.0) + time.perf_counter() - begun
+
+
+def _divisor(groups: int, minibatches: int) -> int:
+    """The most parts, up to `minibatches`, that the surviving groups can be cut into evenly."""
+    return next(parts for parts in range(min(groups, minibatches), 0, -1) if groups % parts == 0)

@@ -1,0 +1,65 @@
+"""Metrics of sampled episodes: pure functions of groups."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+from envs.contract import End
+from envs.metrics import Metric, Reduction, reduce_metrics
+from rollout.play import GroupFailure
+from rollout.types import Group, Trajectory
+
+
+def split(results: Sequence[Group | GroupFailure]) -> tuple[list[Group], list[GroupFailure]]:
+    """The groups that were played, and those whose environment failed."""
+    groups = [result for result in results if isinstance(result, Group)]
+    return groups, [result for result in results if isinstance(result, GroupFailure)]
+
+
+def rollout_metrics(groups: Sequence[Group], failures: Sequence[GroupFailure], seconds: float) -> dict[str, float]:
+    """What one batch of groups says: success, reward, ends, dead groups, speed over `seconds` of sampling."""
+    episodes = [trajectory for group in groups for trajectory in group.trajectories]
+    tokens = sum(episode.sampled_tokens for episode in episodes)
+    turns = sum(len(episode.turns) for episode in episodes)
+    dead_zero = sum(group.dead and not group.trajectories[0].solved for group in groups)
+    dead_one = sum(group.dead and group.trajectories[0].solved for group in groups)
+    metrics = {
+        "rollout/success": _share(episodes, lambda e: e.solved),
+        "rollout/reward": sum(e.reward or 0.0 for e in episodes) / len(episodes),
+        "rollout/turns": turns / len(episodes),
+        "rollout/sampled_tokens": float(tokens),
+        "rollout/tokens_per_s": tokens / seconds,
+        "rollout/episodes_per_s": len(episodes) / seconds,
+        "rollout/invalid_fraction": sum(not turn.valid for e in episodes for turn in e.turns) / max(turns, 1),
+        "rollout/truncated_fraction": _share(episodes, lambda e: e.end.truncated),
+        "groups/dead_zero_fraction": dead_zero / len(groups),
+        "groups/dead_one_fraction": dead_one / len(groups),
+        "groups/dead_fraction": (dead_zero + dead_one) / len(groups),
+        "groups/mixed_fraction": 1 - (dead_zero + dead_one) / len(groups),
+        "groups/failed": float(len(failures)),
+    }
+    ends = Counter(episode.end for episode in episodes)
+    metrics |= {f"end/{end.value}": ends[end] / len(episodes) for end in End if end.scored}
+    metrics |= {f"failure/{kind}": float(count) for kind, count in Counter(f.kind for f in failures).items()}
+    return metrics
+
+
+def summary_metrics(groups: Sequence[Group], reductions: Mapping[str, Reduction]) -> dict[str, float]:
+    """The environment's own numbers over all episodes, each reduced as its spec says."""
+    parts = [
+        {f"env/{name}": Metric(value=value, reduction=reductions[name]) for name, value in trajectory.summary.items()}
+        for group in groups
+        for trajectory in group.trajectories
+    ]
+    return reduce_metrics(parts)
+
+
+def eval_metrics(sampled: Sequence[Group], greedy: Sequence[Group]) -> dict[str, float]:
+    """Success over all tasks: the mean over tasks of the share of solved samples, and the share of tasks solved greedily."""
+    return {
+        "eval/success": _share([t for group in sampled for t in group.trajectories], lambda e: e.solved),
+        "eval/success_greedy": _share([t for group in greedy for t in group.trajectories], lambda e: e.solved),
+    }
+
+
+def _share(episodes: Sequence[Trajectory], condition: Callable[[Trajectory], bool]) -> float:
+    return sum(bool(condition(episode)) for episode in episodes) / len(episodes)

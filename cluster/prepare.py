@@ -1,0 +1,79 @@
+"""What a run needs before it starts: the policy's folder, demonstrations, and the probe of the attestation."""
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+from cluster.config import RunConfig
+from envs.contract import Task
+from learner.model import check_folder
+from learner.tiny import build_tiny
+from rollout.chat import ChatEncoder
+from rollout.play import demonstrate, sampling_seed
+from rollout.tiny_tokenizer import train_tokenizer
+from rollout.types import Group
+
+_PROBE_ROWS, _PROBE_TOKENS = 4, 256
+_TEXT_EPISODES = 256
+
+
+def prepare_model(config: RunConfig, run_dir: Path) -> str:
+    """The folder or hub name of the policy to start from; without `model.path` the tiny policy is built in the run folder."""
+    if config.model.path is not None:
+        check_folder(config.model.path)
+        return config.model.path
+    folder = run_dir / "model"
+    tokenizer = train_tokenizer(environment_texts(config), vocab_size=config.model.tiny_vocab)
+    tiny = config.model.tiny.model_copy(update={"seed": config.model.tiny.seed + config.seed})
+    build_tiny(folder, tokenizer, tiny)
+    return str(folder)
+
+
+def train_tasks(config: RunConfig) -> Iterator[Task]:
+    """The endless stream of training tasks."""
+    return config.env.spec.tasks(config.env_params, "train", config.seed)
+
+
+def eval_tasks(config: RunConfig) -> list[Task]:
+    """The held-out (or exhaustive) tasks that the policy is evaluated on."""
+    return list(itertools.islice(config.env.spec.tasks(config.env_params, "eval", config.seed), config.eval.max_tasks))
+
+
+def environment_texts(config: RunConfig) -> Iterator[str]:
+    """Everything that is said in a few hundred scripted episodes: what the tiny policy's tokenizer is trained on."""
+    spec = config.env.spec
+    for number, task in enumerate(itertools.islice(train_tasks(config), _TEXT_EPISODES)):
+        env = spec.make(task)
+        act = spec.players["plausible" if number % 2 else "random"](task, number).act
+        yield from (message.content for message in env.start())
+        observation = None
+        while True:
+            action = act(observation)
+            step = env.step(action)
+            yield from (action, step.observation)
+            if step.end is not None:
+                break
+            observation = step.observation
+
+
+def demonstrations(config: RunConfig, encoder: ChatEncoder, count: int, player: str) -> list[Group]:
+    """`count` episodes of a scripted player on training tasks, each a group of one."""
+    tasks = itertools.islice(train_tasks(config), count)
+    return [
+        demonstrate(
+            task,
+            config.env.spec,
+            player,
+            seed=sampling_seed(config.seed, "demonstration", number),
+            number=number,
+            config=config.rollout,
+            encoder=encoder,
+        )
+        for number, task in enumerate(tasks)
+    ]
+
+
+def probe(config: RunConfig, encoder: ChatEncoder) -> list[tuple[int, ...]]:
+    """Token ids of a few real episodes, on which generators and learner must agree after every push."""
+    episodes = demonstrations(config, encoder, _PROBE_ROWS, "random")
+    return [group.trajectories[0].token_ids[:_PROBE_TOKENS] for group in episodes]

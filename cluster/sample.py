@@ -1,0 +1,61 @@
+"""Sampling on the generators: groups are dealt out whole, so that siblings share one engine's prefix cache."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cluster.actors import RunError, wait
+from cluster.config import RunConfig
+from cluster.measure import split
+from envs.contract import Task
+from envs.metrics import Metric
+from rollout.generator import GroupRequest
+from rollout.play import GroupFailure, sampling_seed
+from rollout.types import Group
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampled:
+    """What came back: whole groups in the order of the requests, failed groups, and the generators' own metrics."""
+
+    groups: list[Group]
+    failures: list[GroupFailure]
+    metrics: list[dict[str, Metric]]
+
+
+def start_sampling(generators: Sequence[Any], requests: Sequence[GroupRequest], seed: int) -> list[Any]:
+    """Ask every generator for its share of the groups; returns at once, with one remote call a generator."""
+    shares = [list(requests[i :: len(generators)]) for i in range(len(generators))]
+    return [generator.play.remote(share, seed) for generator, share in zip(generators, shares, strict=True)]
+
+
+def finish_sampling(calls: Sequence[Any], config: RunConfig, what: str) -> Sampled:
+    """Wait for `start_sampling`. Raises `RunError` if not one group survived its environment's failures."""
+    answers = wait(calls, config.cluster.step_timeout_s, what)
+    results = [result for answer, _ in answers for result in answer]
+    groups, failures = split(sorted(results, key=lambda result: _number(result)))
+    if not groups:
+        first = failures[0]
+        raise RunError(
+            f"{what}: the environment failed in every one of {len(failures)} groups; the first failure is {first.kind}: {first.message} "
+            f"(task {first.task.id}). Check the environment with envs.check.check_env"
+        )
+    return Sampled(groups=groups, failures=failures, metrics=[metrics for _, metrics in answers])
+
+
+def _number(result: Group | GroupFailure) -> int:
+    return result.group if isinstance(result, GroupFailure) else result.trajectories[0].group
+
+
+def evaluate(
+    generators: Sequence[Any], tasks: Sequence[Task], config: RunConfig, *, samples: int, seed: int, greedy: bool = True
+) -> tuple[list[Group], list[Group]]:
+    """Play every task `samples` times at the training temperature, and once greedily: (sampled groups, greedy groups)."""
+    requests = [GroupRequest(task=task, group=number, size=samples) for number, task in enumerate(tasks)] if samples else []
+    if greedy:
+        requests += [GroupRequest(task=task, group=len(tasks) + number, size=1, temperature=0.0) for number, task in enumerate(tasks)]
+    sampled = finish_sampling(start_sampling(generators, requests, sampling_seed(seed, "eval")), config, "evaluating")
+    return (
+        [group for group in sampled.groups if group.trajectories[0].group < len(tasks)],
+        [group for group in sampled.groups if group.trajectories[0].group >= len(tasks)],
+    )

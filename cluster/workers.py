@@ -1,0 +1,199 @@
+"""What runs inside the actors beside a generator: a learner rank that can push, and an environment worker. Plain classes."""
+
+import asyncio
+import itertools
+import math
+import time
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from cluster.config import RunConfig
+from cluster.weights import FanOut, LearnerSource, free_port, open_sender
+from envs.contract import EnvFault, Message, Step, Task
+from envs.isolated import EnvProcess
+from envs.metrics import Metric, Reduction
+from learner.config import AlgorithmConfig, LearnerConfig
+from learner.learner import Learner
+from learner.types import MicroBatch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rendezvous:
+    """Where the learner ranks meet: the address of rank 0's machine and a free port on it."""
+
+    address: str
+    port: int
+
+
+class LearnerRank:
+    """One rank of the learner together with its end of the weight push."""
+
+    def __init__(self, model: str, config: RunConfig, rank: int) -> None:
+        self._model = model
+        self._config = config
+        self._rank = rank
+
+    def meet(self) -> Rendezvous:
+        """Where the ranks can meet on this machine; asked of rank 0."""
+        address = ray.util.get_node_ip_address()
+        return Rendezvous(address=address, port=free_port(address))
+
+    def join(self, meet: Rendezvous) -> None:
+        """Load the model and join the other ranks; all ranks call it."""
+        self._meet = meet
+        self._learner = Learner(
+            self._model,
+            self._config.learner,
+            self._config.algorithm,
+            temperature=self._config.rollout.temperature,
+            total_steps=1,
+            seed=self._config.seed,
+            rank=self._rank,
+            world_size=self._config.cluster.learners,
+            address=meet.address,
+            port=meet.port,
+            timeout_s=self._config.cluster.step_timeout_s,
+        )
+
+    def connect(self, generators: Sequence[Any], backend: str) -> None:
+        """Open the weight transfer to all generators; all ranks call it."""
+        cluster, parallel = self._config.cluster, self._config.generator.tensor_parallel
+        self._client = FanOut(generators, tensor_parallel=parallel, timeout_s=cluster.push_timeout_s)
+        self._sender = open_sender(
+            LearnerSource(self._learner),
+            self._client,
+            backend=backend,
+            rank=self._rank,
+            host=self._meet.address,
+            world_size=1 + len(generators) * parallel,
+            timeout_s=cluster.push_timeout_s,
+            chunk_bytes=cluster.push_chunk_mib * 2**20,
+        )
+
+    def begin(self, algorithm: AlgorithmConfig, learner: LearnerConfig, total_steps: int) -> None:
+        """Begin a phase of training (see `Learner.begin`)."""
+        self._learner.begin(algorithm, learner, total_steps)
+
+    def train(self, steps: Sequence[Sequence[MicroBatch]]) -> list[dict[str, Metric]]:
+        """Take optimiser steps: for each, this rank's micro-batches."""
+        return [self._learner.train_step(micro_batches) for micro_batches in steps]
+
+    def push(self, version: int) -> dict[str, Metric]:
+        """Push the weights to every generator as `version`; returns when all sample with them."""
+        begun = time.perf_counter()
+        self._sender.send_weights()
+        if self._rank == 0:
+            self._client.commit(version)
+        size = sum(dtype.itemsize * math.prod(shape) for _, dtype, shape in self._learner.weights_metadata())
+        seconds = time.perf_counter() - begun
+        return {
+            "sync/push_s": Metric(value=seconds, reduction=Reduction.MAX),
+            "sync/push_gb_per_s": Metric(value=size / seconds / 1e9, reduction=Reduction.MIN),
+        }
+
+    def score(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:
+        """The learner's log-probs of every row's tokens but the first, at temperature 1."""
+        return self._learner.logprobs(rows)
+
+    def export(self, folder: Path) -> None:
+        """Write the policy as a Hugging Face folder; all ranks call it."""
+        self._learner.export(folder)
+
+    def close(self) -> None:
+        """Leave all groups."""
+        self._learner.close()
+
+
+class EnvWorker:
+    """Hosts episodes' environments in killable processes, with a deadline on every call."""
+
+    def __init__(self, processes: int, deadline_s: float) -> None:
+        self._processes = [EnvProcess(deadline_s=deadline_s) for _ in range(processes)]
+        self._turn = itertools.count()
+        self._home: dict[str, EnvProcess] = {}
+
+    def ready(self) -> int:
+        """How many processes are up."""
+        return len(self._processes)
+
+    def start(self, episode: str, task: Task) -> tuple[Message, ...]:
+        """Build and start an environment on the next process."""
+        home = self._home[episode] = self._processes[next(self._turn) % len(self._processes)]
+        return home.start(episode, task)
+
+    def step(self, episode: str, text: str) -> Step:
+        """Take one action."""
+        return self._home[episode].step(episode, text)
+
+    def finish(self, episode: str) -> Mapping[str, float]:
+        """Forget the environment and return its summary."""
+        home = self._home.pop(episode, None)
+        return home.close(episode) if home else {}
+
+    def close(self) -> None:
+        """Kill all processes."""
+        for process in self._processes:
+            process.shutdown()
+
+
+class RemoteHost:
+    """An `EnvHost` over environment workers: an episode stays with the worker that started it.
+
+    The worker's own deadline is the sharp one; the one here is for a worker that does not answer at all.
+    """
+
+    def __init__(self, workers: Sequence[Any], deadline_s: float) -> None:
+        self._workers = workers
+        self._deadline_s = deadline_s + 30.0
+        self._turn = itertools.count()
+        self._home: dict[str, Any] = {}
+        self._outstanding = 0
+        self._busy_since = self._busy_s = 0.0
+
+    async def start(self, episode: str, task: Task) -> tuple[Message, ...]:
+        """See `EnvHost`."""
+        worker = self._home[episode] = self._workers[next(self._turn) % len(self._workers)]
+        messages: tuple[Message, ...] = await self._answer(worker.start.remote(episode, task))
+        return messages
+
+    async def step(self, episode: str, text: str) -> Step:
+        """See `EnvHost`."""
+        step: Step = await self._answer(self._home[episode].step.remote(episode, text))
+        return step
+
+    async def close(self, episode: str) -> Mapping[str, float]:
+        """See `EnvHost`."""
+        worker = self._home.pop(episode, None)
+        if worker is None:
+            return {}
+        summary: Mapping[str, float] = await self._answer(worker.finish.remote(episode))
+        return summary
+
+    def take_busy_s(self) -> float:
+        """See `EnvHost`."""
+        busy_s, self._busy_s = self._busy_s, 0.0
+        return busy_s
+
+    async def _answer(self, call: Awaitable[Any]) -> Any:
+        if self._outstanding == 0:
+            self._busy_since = time.perf_counter()
+        self._outstanding += 1
+        try:
+            return await asyncio.wait_for(call, self._deadline_s)
+        except EnvFault:
+            raise
+        except TimeoutError:
+            raise EnvFault("timed_out", f"the environment worker gave no answer in {self._deadline_s:g} s") from None
+        except ray.exceptions.RayTaskError as error:
+            cause = error.cause
+            raise cause if isinstance(cause, EnvFault) else EnvFault("raised", str(cause)) from error
+        except ray.exceptions.RayActorError as error:
+            raise EnvFault("died", "the environment worker died") from error
+        finally:
+            self._outstanding -= 1
+            if self._outstanding == 0:
+                self._busy_s += time.perf_counter() - self._busy_since

@@ -1,0 +1,1 @@
+"""Text environments: the contract, its checker, and the built-in worlds. Standard library and pydantic only."""

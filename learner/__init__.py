@@ -1,0 +1,1 @@
+"""Learning: every method is the log-probability of the agent's own actions times a weight."""

@@ -1,0 +1,155 @@
+"""From groups to optimiser steps: credit and 1/Z are laid on the tokens, rows are packed and dealt to the ranks.
+
+Shape suffixes: `_B` rows, `_T` padded token positions. How rows are split changes memory and time, never the gradient: 1/Z is
+already in `inverse_z_BT`, so that the gradient of a step is the plain sum over its micro-batches.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from envs.errors import InputError
+from envs.metrics import Metric
+from learner.credit import BaselineState, FloatArray, credit, update_baseline
+from learner.normalise import inverse_z
+from learner.plan import Plan
+from learner.types import MicroBatch, OptimizerStep
+from rollout.types import Group, Trajectory
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Row:
+    trajectory: Trajectory
+    credit_T: FloatArray
+    inverse_z: float
+
+    @property
+    def length(self) -> int:
+        return len(self.trajectory.token_ids)
+
+
+def optimizer_steps(
+    groups: Sequence[Group],
+    plan: Plan,
+    *,
+    ranks: int,
+    micro_batch_tokens: int,
+    generation_limit: int,
+    baseline_state: BaselineState,
+    current_version: int,
+    minibatches: int = 1,
+    epochs: int = 1,
+    credit_override: Sequence[FloatArray] | None = None,
+) -> tuple[list[OptimizerStep], BaselineState, dict[str, Metric]]:
+    """The optimiser steps of one batch of groups, the baseline for the next batch, and metrics.
+
+    The groups are cut, in the given order, into `minibatches` equal parts; each part is one optimiser step with a Z of its own,
+    and all of them are repeated `epochs` times. `micro_batch_tokens` bounds rows x longest row, padding included; a row that is
+    longer gets a micro-batch of its own. `generation_limit` (tokens) is C where the config names none. `credit_override` replaces
+    `credit`: one array a trajectory, over its sampled tokens. Only the first step can be on-policy: after it the weights are
+    newer than `current_version`. Rows whose weight is 0 whatever the policy becomes are left out, because they cannot change the
+    gradient. Raises `InputError` if the groups do not divide into the minibatches.
+    """
+    if not groups or len(groups) % minibatches:
+        raise InputError(
+            f"got {len(groups)} groups for {minibatches} minibatches; expected a positive multiple, because a group must stay whole "
+            "and every step must be of one size: change learner.minibatches or the groups a batch"
+        )
+    credits = credit(groups, plan, baseline_state) if credit_override is None else credit_override
+    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+    assert len(credits) == len(trajectories), f"{len(credits)} credits for {len(trajectories)} trajectories"
+    size = len(groups) // minibatches
+    parts: list[list[_Row]] = []
+    taken = 0
+    for first in range(0, len(groups), size):
+        scales = inverse_z(groups[first : first + size], plan, generation_limit)
+        span = slice(taken, taken + len(scales))
+        taken += len(scales)
+        rows = zip(trajectories[span], credits[span], scales, strict=True)
+        parts.append([_Row(trajectory=trajectory, credit_T=credit_T, inverse_z=scale) for trajectory, credit_T, scale in rows])
+    pull = plan.kl_coef > 0 or plan.config.entropy_coef > 0
+    trained = [[row for row in part if row.inverse_z > 0 and (pull or row.credit_T.any())] for part in parts]
+    steps = [
+        _step(part, ranks, micro_batch_tokens, current_version if number == 0 else None) for number, part in enumerate(trained * epochs)
+    ]
+    metrics = _metrics(groups, credits, baseline_state, plan)
+    metrics["batch/trained_fraction"] = Metric(value=sum(map(len, trained)) / len(trajectories), weight=len(trajectories))
+    return steps, update_baseline(baseline_state, groups, plan), metrics
+
+
+def _metrics(groups: Sequence[Group], credits: Sequence[FloatArray], state: BaselineState, plan: Plan) -> dict[str, Metric]:
+    size = np.abs(np.concatenate(credits))
+    metrics = {
+        "groups/dead_fraction": Metric(value=sum(group.dead for group in groups) / len(groups), weight=len(groups)),
+        "batch/credit_abs_mean": Metric(value=float(size.mean()), weight=size.size),
+    }
+    if plan.baseline == "moving_average":
+        metrics["batch/baseline"] = Metric(value=state.value)
+    return metrics
+
+
+def _step(rows: list[_Row], ranks: int, budget: int, version: int | None) -> OptimizerStep:
+    """Longest rows first: neighbours in a micro-batch pad little, and a step that does not fit in memory fails at once."""
+    by_length = sorted(rows, key=lambda row: -row.length)
+    dealt = [_pack(by_length[rank::ranks], budget) for rank in range(ranks)]
+    count = max(1, *map(len, dealt))
+    padded = sum(len(part) * part[0].length for parts in dealt for part in parts)
+    return OptimizerStep(
+        micro_batches=tuple(tuple(_micro_batch(part, version) for part in parts) + (_empty(),) * (count - len(parts)) for parts in dealt),
+        padding_fraction=1 - sum(row.length for row in rows) / padded if padded else 0.0,
+    )
+
+
+def _pack(rows: list[_Row], budget: int) -> list[list[_Row]]:
+    parts: list[list[_Row]] = []
+    for row in rows:
+        if parts and (len(parts[-1]) + 1) * parts[-1][0].length <= budget:
+            parts[-1].append(row)
+        else:
+            parts.append([row])
+    return parts
+
+
+def _micro_batch(rows: list[_Row], version: int | None) -> MicroBatch:
+    lengths = np.array([row.length for row in rows])
+    present_BT = np.arange(lengths[0]) < lengths[:, None]
+    mask_BT = _lay(chain.from_iterable(row.trajectory.action_mask for row in rows), present_BT, np.bool_)
+    turns = [turn for row in rows for turn in row.trajectory.turns]
+    fresh = [turn.first_version == turn.last_version == version for turn in turns]
+    credit_BT = np.zeros(mask_BT.shape)
+    credit_BT[mask_BT] = np.concatenate([row.credit_T for row in rows])
+    on_policy_BT = np.zeros(mask_BT.shape, dtype=np.bool_)
+    on_policy_BT[mask_BT] = np.repeat(fresh, [len(turn.token_ids) for turn in turns])
+    return MicroBatch(
+        token_ids_BT=torch.from_numpy(_lay(chain.from_iterable(row.trajectory.token_ids for row in rows), present_BT, np.int64)),
+        mask_BT=torch.from_numpy(mask_BT),
+        credit_BT=torch.from_numpy(credit_BT),
+        inverse_z_BT=torch.from_numpy(mask_BT * np.array([row.inverse_z for row in rows])[:, None]),
+        logp_old_BT=torch.from_numpy(_lay(chain.from_iterable(row.trajectory.logp_old for row in rows), present_BT, np.float64)),
+        on_policy_BT=torch.from_numpy(on_policy_BT),
+    )
+
+
+def _lay(values: Iterable[float], present_BT: NDArray[np.bool_], dtype: type[np.generic]) -> NDArray[Any]:
+    """The values of all rows, one after the other, laid on the positions that are not padding; the rest is 0."""
+    array_BT = np.zeros(present_BT.shape, dtype=dtype)
+    array_BT[present_BT] = np.fromiter(values, dtype=dtype, count=int(present_BT.sum()))
+    return array_BT
+
+
+def _empty() -> MicroBatch:
+    """One row, one sampled token, weight 0: a rank that ran out of rows must still take part in every collective."""
+    zeros = torch.zeros(1, 2, dtype=torch.float64)
+    return MicroBatch(
+        token_ids_BT=torch.zeros(1, 2, dtype=torch.int64),
+        mask_BT=torch.tensor([[False, True]]),
+        credit_BT=zeros,
+        inverse_z_BT=zeros,
+        logp_old_BT=zeros,
+        on_policy_BT=torch.zeros(1, 2, dtype=torch.bool),
+    )

@@ -1,0 +1,56 @@
+"""Settings of the learner: which weight every token gets (`AlgorithmConfig`) and how the weighted loss is optimised (`LearnerConfig`)."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class AlgorithmConfig(_Frozen):
+    """Which row of the method table runs, and its switches. A switch left at None takes the row's own value."""
+
+    method: str = Field("dr_grpo", description="A row of the method table; `pickaxe explain METHOD` prints what it optimises.")
+    baseline: Literal["none", "constant", "moving_average", "group_mean", "leave_one_out"] | None = Field(
+        None, description="Overrides the row's baseline, where the row allows one."
+    )
+    baseline_constant: float = Field(0.5, description="b of the `constant` baseline, and the start of the `moving_average`.")
+    baseline_decay: float = Field(0.9, ge=0, lt=1, description="Decay a step of the `moving_average` baseline.")
+    std: Literal["population", "sample"] = Field("population", description="Divide by G (population) or G-1 (sample) in a group's std.")
+    normaliser: Literal["constant", "token", "own_length", "group"] | None = Field(None, description="Overrides the row's normaliser Z.")
+    generation_limit: int | None = Field(
+        None, ge=1, description="C of the constant normaliser; None takes the most tokens an episode can sample (turns x tokens a turn)."
+    )
+    count_dead_groups: bool = Field(True, description="Whether groups with equal rewards, whose credit is 0, count in Z.")
+    drift: Literal["none", "ppo_clip"] | None = Field(None, description="Overrides the row's correction for an older sampling policy.")
+    clip_low: float = Field(0.2, ge=0, le=1, description="The probability ratio is clipped below 1 - clip_low.")
+    clip_high: float = Field(0.2, ge=0, description="The probability ratio is clipped above 1 + clip_high (clip-higher if larger).")
+    kl_coef: float | None = Field(None, ge=0, description="Weight of the KL to the reference policy; None takes the row's own.")
+    kl_estimator: Literal["k1", "k2", "k3"] = Field("k3", description="Which estimator's gradient the KL term contributes.")
+    entropy_coef: float = Field(0.0, ge=0, description="Weight of the entropy bonus, in nats a sampled token.")
+
+
+class LearnerConfig(_Frozen):
+    """How the weighted loss is optimised."""
+
+    optimizer: Literal["adamw", "sgd"] = Field("adamw", description="Optimiser; SGD shows scale errors that Adam hides.")
+    lr: float = Field(1e-3, gt=0, description="Peak learning rate.")
+    betas: tuple[float, float] = Field((0.9, 0.95), description="Adam's decay rates of the first and second moment.")
+    weight_decay: float = Field(0.0, ge=0, description="Decoupled weight decay.")
+    schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="Learning rate after the warm-up.")
+    warmup_steps: int = Field(10, ge=0, description="Optimiser steps of linear warm-up; Adam's first steps overshoot without it.")
+    max_grad_norm: float = Field(1.0, ge=0, description="Gradients are clipped to this global norm; 0 switches clipping off.")
+    minibatches: int = Field(1, ge=1, description="Optimiser steps that one batch of groups is split into.")
+    epochs: int = Field(1, ge=1, description="Passes over one batch of groups.")
+    micro_batch_tokens: int = Field(16384, ge=1, description="Padded tokens a rank processes at once; changes memory, never the gradient.")
+    zero_stage: Literal[0, 1, 2, 3] = Field(
+        0, description="DeepSpeed ZeRO stage: what the ranks shard (1 optimiser, 2 + gradients, 3 + weights)."
+    )
+    dtype: Literal["float32", "bfloat16"] = Field("float32", description="Training precision.")
+    head_chunk_tokens: int = Field(4096, ge=1, description="Tokens whose vocabulary logits exist at one time.")
+    gradient_checkpointing: bool = Field(False, description="Recompute activations in the backward pass to save memory.")
+    max_logprob_gap: float = Field(
+        1e-3, gt=0, description="Largest allowed difference between sampler and learner log-probs of tokens sampled by the current weights."
+    )

@@ -1,0 +1,223 @@
+"""The one module that knows DeepSpeed: gradients of weighted sums, accumulated exactly, over any ZeRO stage.
+
+Simplifications: data parallelism only; optimisers are PyTorch's own; nothing is offloaded. DeepSpeed averages over ranks,
+the loss is a sum whose normaliser is in its weights already, so `backward` multiplies by the number of ranks and
+DeepSpeed's own division by the number of accumulated micro-batches is switched off: any split gives the same gradient.
+"""
+
+import logging
+import math
+import os
+import warnings
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from envs.errors import InputError
+from learner.config import LearnerConfig
+from learner.logprob import PolicyModel
+
+if not torch.cuda.is_available():
+    # DeepSpeed picks its accelerator while it is imported, and without this it picks by the packages that are installed.
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+
+import deepspeed
+import deepspeed.ops
+from deepspeed.utils import logger as deepspeed_logger
+
+_BUCKET_ELEMENTS = 50_000_000
+# Parameters below this size (norms, biases) stay whole under ZeRO-3: gathering them would cost more than it saves.
+_PERSISTENT_ELEMENTS = 10_000
+
+
+def learning_rate(config: LearnerConfig, step: int, total_steps: int) -> float:
+    """The learning rate of optimiser step `step` (0-based) out of `total_steps`.
+
+        lr * (step + 1) / warmup_steps                  while step < warmup_steps
+        lr                                              constant
+        lr * (1 - x)                                    linear
+        lr * (1 + cos(pi x)) / 2                        cosine        x = (step - warmup) / (total - warmup), at most 1
+
+    The last step's rate is above 0: a step that changes nothing would be wasted.
+    """
+    if step < config.warmup_steps:
+        return config.lr * (step + 1) / config.warmup_steps
+    progress = min(1.0, (step - config.warmup_steps) / max(1, total_steps - config.warmup_steps))
+    match config.schedule:
+        case "linear":
+            return config.lr * (1 - progress)
+        case "cosine":
+            return config.lr * (1 + math.cos(math.pi * progress)) / 2
+        case "constant":
+            return config.lr
+
+
+def join(rank: int, world_size: int, address: str, port: int, timeout_s: float) -> torch.device:
+    """Join the process group of all ranks (gloo on CPU, nccl on GPU) and return this rank's device.
+
+    Every collective has the deadline `timeout_s`, so that a dead peer is an error and not a hang. Does nothing but check
+    if this process is in a group already. Raises `InputError` if that group is another one.
+    """
+    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    deepspeed_logger.setLevel(logging.ERROR)
+    # DeepSpeed calls collectives by names that torch has renamed; each call would warn.
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
+    if device.type == "cpu":
+        # The only op that DeepSpeed would compile here is a shared-memory collective for inference, which is never called.
+        deepspeed.ops.__compatible_ops__ = {}
+    # DeepSpeed reads these whatever is passed to it.
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), MASTER_ADDR=address, MASTER_PORT=str(port))
+    os.environ.setdefault("LOCAL_RANK", str(device.index or 0))
+    if dist.is_initialized() and (dist.get_rank(), dist.get_world_size()) != (rank, world_size):
+        raise InputError(
+            f"this process is rank {dist.get_rank()} of {dist.get_world_size()} already, it cannot become rank {rank} of {world_size}; "
+            "close the first learner, or use another process"
+        )
+    deepspeed.init_distributed(
+        dist_backend="nccl" if device.type == "cuda" else "gloo",
+        init_method=f"tcp://{address}:{port}",
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=timeout_s),
+        auto_mpi_discovery=False,
+        verbose=False,
+    )
+    return device
+
+
+def leave() -> None:
+    """Leave the process group of `join`."""
+    if dist.is_initialized():
+        deepspeed.comm.destroy_process_group()
+
+
+class Engine:
+    """One rank's share of the optimiser. Every method but `weights_metadata` is a collective: all ranks call it together.
+
+    The process must have joined its group (`join`). Raises `InputError` for bfloat16 with ZeRO stage 0, where DeepSpeed has
+    no float32 accumulation.
+    """
+
+    def __init__(self, policy: PolicyModel, config: LearnerConfig, device: torch.device) -> None:
+        if config.dtype == "bfloat16" and config.zero_stage == 0:
+            raise InputError(
+                "dtype=bfloat16 with zero_stage=0 would accumulate gradients in bfloat16; set learner.zero_stage=1 "
+                "(float32 master weights and accumulation, also for one rank) or learner.dtype=float32"
+            )
+        self._config = config
+        self._hf_names = policy.hf_names
+        # In float32 without ZeRO the gradients lie whole on every rank, and DeepSpeed would not report their norm.
+        self._own_clip = config.zero_stage == 0
+        self._device = device
+        self._ds, *_ = deepspeed.initialize(
+            model=policy, optimizer=_optimizer(policy, config), config=_deepspeed_config(policy, config), dist_init_required=False
+        )
+        self._optimizer = getattr(self._ds.optimizer, "optimizer", self._ds.optimizer)
+
+    def forward(
+        self, token_ids_BT: torch.Tensor, mask_BT: torch.Tensor, temperature: float | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`PolicyModel.forward` on this rank's device."""
+        logp_M, entropy_M = self._ds(token_ids_BT.to(self._device), mask_BT.to(self._device), temperature)
+        return logp_M, entropy_M
+
+    def backward(self, loss: torch.Tensor, last: bool) -> None:
+        """Add the gradient of this rank's `loss`; the gradient of the step is the sum over ranks and calls. `last` ends it."""
+        self._ds.set_gradient_accumulation_boundary(last)
+        self._ds.backward(loss * dist.get_world_size(), scale_wrt_gas=False)
+
+    def step(self, lr: float) -> float:
+        """Clip the accumulated gradient, take one optimiser step with `lr`, and return the gradient's norm before clipping.
+
+        Raises `FloatingPointError` if the norm is not finite; without ZeRO the weights are then unchanged.
+        """
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
+        norm = self._clip() if self._own_clip else 0.0
+        self._ds.step()
+        if not self._own_clip:
+            norm = _finite(float(self._ds.get_global_grad_norm()))
+        return norm
+
+    def _clip(self) -> float:
+        limit = self._config.max_grad_norm or math.inf
+        return _finite(float(torch.nn.utils.clip_grad_norm_(self._ds.module.parameters(), limit)))
+
+    def reset_moments(self) -> None:
+        """Forget the optimiser's moments, as if it were new; the weights stay."""
+        self._optimizer.state.clear()
+
+    def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every weight, whole, under its Hugging Face name, one at a time.
+
+        A tensor is valid until the next one is asked for: under ZeRO-3 it is gathered from all ranks and released again.
+        """
+        for name, parameter in self._ds.module.named_parameters():
+            with deepspeed.zero.GatheredParameters([parameter], enabled=hasattr(parameter, "ds_id")):
+                yield self._hf_names[name], parameter.detach()
+
+    def weights_metadata(self) -> list[tuple[str, torch.dtype, tuple[int, ...]]]:
+        """Name, dtype and full shape of every weight, in the order of `named_weights`; nothing is gathered."""
+        return [
+            (self._hf_names[name], parameter.dtype, tuple(getattr(parameter, "ds_shape", parameter.shape)))
+            for name, parameter in self._ds.module.named_parameters()
+        ]
+
+    def save(self, folder: Path, state: dict[str, Any]) -> None:
+        """Write weights, optimiser moments and `state` (plain JSON types) for an exact resume with the same ranks and stage."""
+        self._ds.save_checkpoint(str(folder), tag="learner", client_state={"pickaxe": state}, save_latest=False)
+
+    def load(self, folder: Path) -> dict[str, Any]:
+        """Read what `save` wrote and return its `state`. Raises `InputError` if it is not there or from another setup."""
+        try:
+            path, client_state = self._ds.load_checkpoint(str(folder), tag="learner")
+        except (OSError, RuntimeError, AssertionError, KeyError, ValueError) as error:
+            raise InputError(
+                f"checkpoint {str(folder)!r} cannot be read: {error}; resume with the model, ranks and ZeRO stage that wrote it"
+            ) from error
+        if path is None:
+            raise InputError(f"no learner checkpoint in {str(folder)!r}; expected the folder that a run saved with this number of ranks")
+        state: dict[str, Any] = client_state["pickaxe"]
+        return state
+
+    def close(self) -> None:
+        """Release DeepSpeed's buffers and hooks; the process stays in its group."""
+        self._ds.destroy()
+
+
+def _finite(norm: float) -> float:
+    if not math.isfinite(norm):
+        raise FloatingPointError(
+            f"the gradient's norm is {norm}; lower learner.lr, clip (learner.max_grad_norm) or look for a broken reward"
+        )
+    return norm
+
+
+def _optimizer(policy: PolicyModel, config: LearnerConfig) -> torch.optim.Optimizer:
+    match config.optimizer:
+        case "adamw":
+            return torch.optim.AdamW(policy.parameters(), lr=config.lr, betas=config.betas, weight_decay=config.weight_decay)
+        case "sgd":
+            return torch.optim.SGD(policy.parameters(), lr=config.lr, weight_decay=config.weight_decay)
+
+
+def _deepspeed_config(policy: PolicyModel, config: LearnerConfig) -> dict[str, Any]:
+    # A bucket larger than the model would only allocate memory that is never filled.
+    bucket = min(_BUCKET_ELEMENTS, sum(parameter.numel() for parameter in policy.parameters()))
+    zero: dict[str, Any] = {"stage": config.zero_stage, "reduce_bucket_size": bucket, "allgather_bucket_size": bucket}
+    if config.zero_stage == 3:
+        zero.update(stage3_prefetch_bucket_size=bucket, stage3_param_persistence_threshold=_PERSISTENT_ELEMENTS)
+    settings: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": config.max_grad_norm if config.zero_stage else 0.0,
+        "zero_optimization": zero,
+        "zero_allow_untested_optimizer": True,
+    }
+    if config.dtype == "bfloat16":
+        settings.update(bf16={"enabled": True}, data_types={"grad_accum_dtype": "fp32"})
+    return settings

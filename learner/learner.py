@@ -1,0 +1,186 @@
+"""One rank of the learner: micro-batches in, new weights and metrics out.
+
+Shape suffixes: `_B` rows, `_T` padded token positions, `_M` sampled tokens of a micro-batch in row-major order.
+
+Simplifications: every rank loads the whole model before ZeRO-3 shards it, and the frozen reference of a KL is a whole copy on
+every rank. Every method but `weights_metadata` is a collective: the ranks call it together, with their own micro-batches.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_model as read_weights
+from safetensors.torch import save_model as write_weights
+
+from envs.errors import InputError
+from envs.metrics import Metric, Reduction, reduce_metrics
+from learner.config import AlgorithmConfig, LearnerConfig
+from learner.engine import Engine, join, learning_rate, leave
+from learner.logprob import PolicyModel
+from learner.loss import entropy_loss, policy_loss, token_weights
+from learner.model import DTYPES, export_model, load_model
+from learner.plan import resolve
+from learner.types import MicroBatch
+
+_PHASE = ("lr", "schedule", "warmup_steps", "minibatches", "epochs", "micro_batch_tokens", "max_logprob_gap")
+"""Settings that may differ between the phases of a run; all others are built into the engine."""
+
+
+class Learner:
+    """A policy, its optimiser and, if the algorithm has a KL, the policy's frozen copy.
+
+    Example, one rank: `learner = Learner("model", config, algorithm, temperature=1.0, total_steps=100)`, then
+    `learner.train_step(step.micro_batches[0])` for each `OptimizerStep`. `temperature` is the sampler's; log-probs are taken
+    at it. `timeout_s` is the deadline of every collective. Raises `InputError` for a bad model, method or combination.
+    """
+
+    def __init__(
+        self,
+        model_path: str,
+        config: LearnerConfig,
+        algorithm: AlgorithmConfig,
+        *,
+        temperature: float = 1.0,
+        total_steps: int,
+        seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        address: str = "127.0.0.1",
+        port: int = 29500,
+        timeout_s: float = 600.0,
+    ) -> None:
+        torch.manual_seed(seed)
+        self._model_path = model_path
+        self._temperature = temperature
+        self._rank = rank
+        self._config = config
+        self._reference: PolicyModel | None = None
+        resolve(algorithm)
+        self._policy = self._load(config.gradient_checkpointing).train()
+        self._device = join(rank, world_size, address, port, timeout_s)
+        self._engine = Engine(self._policy, config, self._device)
+        self.begin(algorithm, config, total_steps)
+
+    def begin(self, algorithm: AlgorithmConfig, config: LearnerConfig, total_steps: int) -> None:
+        """Begin a phase of training, such as RL after a cold start, from the weights as they are.
+
+        The optimiser's moments are fresh, the learning rate starts its warm-up and runs over `total_steps` optimiser steps, and
+        the reference of a KL is the policy of this moment. Raises `InputError` if `config` changes what is built already.
+        """
+        fixed = [name for name in type(config).model_fields if name not in _PHASE]
+        if changed := [name for name in fixed if getattr(config, name) != getattr(self._config, name)]:
+            raise InputError(f"a phase cannot change learner.{changed[0]}; only {', '.join(_PHASE)} may differ between phases")
+        self._config = config
+        self._plan = resolve(algorithm)
+        self._total_steps = total_steps
+        self._step = 0
+        self._policy.entropy_gradient = algorithm.entropy_coef > 0
+        self._engine.reset_moments()
+        self._reference = None
+        if self._plan.kl_coef > 0:
+            self._reference = self._load(False).eval().requires_grad_(False).to(self._device)
+            frozen = {self._reference.hf_names[name]: parameter for name, parameter in self._reference.named_parameters()}
+            for name, weight in self._engine.named_weights():
+                frozen[name].copy_(weight)
+
+    def train_step(self, micro_batches: Sequence[MicroBatch]) -> dict[str, Metric]:
+        """One optimiser step on this rank's micro-batches; all ranks must have the same number of them.
+
+        Any split of the same rows over micro-batches and ranks gives the same step. Returns this rank's metrics, to be reduced
+        over the ranks: means count the tokens that had a weight, `learner/loss` is a sum, because 1/Z is global, and
+        `sync/sampler_learner_gap` is the largest `|logp - logp_old|` of the tokens marked on-policy, left out if there is none.
+        Raises `FloatingPointError` if the gradient is not finite.
+        """
+        assert micro_batches, "a step without micro-batches; every rank gets at least an empty one"
+        parts = [self._accumulate(part, last=part is micro_batches[-1]) for part in micro_batches]
+        lr = learning_rate(self._config, self._step, self._total_steps)
+        norm = self._engine.step(lr)
+        self._step += 1
+        return _merge(parts) | {"learner/grad_norm": Metric(value=norm), "learner/lr": Metric(value=lr)}
+
+    def _accumulate(self, part: MicroBatch, last: bool) -> dict[str, Metric]:
+        token_ids_BT, mask_BT = part.token_ids_BT.to(self._device), part.mask_BT.to(self._device).bool()
+        credit_M, inverse_z_M, logp_old_M, on_policy_M = (
+            values_BT.to(self._device)[mask_BT] for values_BT in (part.credit_BT, part.inverse_z_BT, part.logp_old_BT, part.on_policy_BT)
+        )
+        logp_M, entropy_M = self._engine.forward(token_ids_BT, mask_BT)
+        ref_logp_M = None
+        if self._reference is not None:
+            with torch.no_grad():
+                ref_logp_M, _ = self._reference(token_ids_BT, mask_BT)
+        w_M, metrics = token_weights(
+            self._plan, credit_M=credit_M, inverse_z_M=inverse_z_M, logp_old_M=logp_old_M, logp_M=logp_M, ref_logp_M=ref_logp_M
+        )
+        loss = policy_loss(w_M, logp_M)
+        if self._policy.entropy_gradient:
+            loss = loss + entropy_loss(self._plan.config.entropy_coef, entropy_M=entropy_M, inverse_z_M=inverse_z_M)
+        self._engine.backward(loss, last)
+        counted_M = inverse_z_M > 0
+        tokens = int(counted_M.sum())
+        metrics["learner/loss"] = Metric(value=loss.item(), reduction=Reduction.SUM)
+        metrics["learner/tokens"] = Metric(value=tokens, reduction=Reduction.SUM)
+        if tokens:
+            metrics["learner/entropy_nats"] = Metric(value=entropy_M.detach()[counted_M].mean().item(), weight=tokens)
+        if on_policy_M.any():
+            gap = (logp_M.detach() - logp_old_M)[on_policy_M.bool()].abs().max().item()
+            metrics["sync/sampler_learner_gap"] = Metric(value=gap, reduction=Reduction.MAX)
+        return metrics
+
+    @torch.no_grad()
+    def logprobs(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:
+        """The log-prob of every token but the first of each row, in nats, at temperature 1: one list of `len(row) - 1` a row."""
+        lengths = torch.tensor([len(row) for row in rows])
+        positions_T = torch.arange(int(lengths.max()))
+        mask_BT = (positions_T < lengths[:, None]) & (positions_T > 0)
+        token_ids_BT = torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
+        logp_M, _ = self._engine.forward(token_ids_BT.to(self._device), mask_BT.to(self._device), 1.0)
+        return [part.tolist() for part in torch.split(logp_M.cpu(), (lengths - 1).tolist())]
+
+    def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """`Engine.named_weights`: (name, whole tensor), each valid until the next is asked for."""
+        return self._engine.named_weights()
+
+    def weights_metadata(self) -> list[tuple[str, torch.dtype, tuple[int, ...]]]:
+        """`Engine.weights_metadata`: name, dtype and shape of every weight, without any communication."""
+        return self._engine.weights_metadata()
+
+    def export(self, folder: Path) -> None:
+        """Write the policy as a Hugging Face folder; rank 0 writes, and its return means that the folder is whole."""
+        state = {name: weight.to("cpu", copy=True) for name, weight in self._engine.named_weights() if self._rank == 0}
+        if self._rank == 0:
+            export_model(state, self._policy.config, self._model_path, folder)
+
+    def save(self, folder: Path) -> None:
+        """Write all that `load` needs to go on exactly here: weights, moments, step, reference."""
+        self._engine.save(folder, {"step": self._step})
+        if self._reference is not None and self._rank == 0:
+            write_weights(self._reference, str(folder / "reference.safetensors"))
+
+    def load(self, folder: Path) -> None:
+        """Go on where `save` was called, in a learner that began the same phase. Raises `InputError` if that is impossible."""
+        self._step = int(self._engine.load(folder)["step"])
+        if self._reference is not None:
+            if not (folder / "reference.safetensors").is_file():
+                raise InputError(f"{str(folder)!r} has no reference policy; it was saved by a run without a KL, set algorithm.kl_coef=0")
+            read_weights(self._reference, folder / "reference.safetensors", device=str(self._device))
+
+    def close(self) -> None:
+        """Release the engine and leave the process group."""
+        self._engine.close()
+        leave()
+
+    def _load(self, gradient_checkpointing: bool) -> PolicyModel:
+        lm = load_model(self._model_path, DTYPES[self._config.dtype])
+        if gradient_checkpointing:
+            lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        return PolicyModel(lm, self._temperature, self._config.head_chunk_tokens)
+
+
+def _merge(parts: Sequence[dict[str, Metric]]) -> dict[str, Metric]:
+    """The metrics of several micro-batches as those of one, weights added up."""
+    merged = {}
+    for name, value in reduce_metrics(parts).items():
+        metrics = [part[name] for part in parts if name in part]
+        merged[name] = Metric(value=value, reduction=metrics[0].reduction, weight=sum(metric.weight for metric in metrics))
+    return merged

@@ -1,0 +1,67 @@
+"""The one policy loss, and the only term beside it.
+
+Shape suffix: `_M` sampled tokens of a micro-batch. Simplifications: none of these knows a method, a mask or a denominator;
+the method is in the weights, padding never gets here, and 1/Z is part of the weight.
+"""
+
+import torch
+
+from envs.metrics import Metric, Reduction
+from learner.drift import drift
+from learner.kl import kl_estimate, kl_weight
+from learner.plan import Plan
+
+
+@torch.no_grad()
+def token_weights(
+    plan: Plan,
+    *,
+    credit_M: torch.Tensor,
+    inverse_z_M: torch.Tensor,
+    logp_old_M: torch.Tensor,
+    logp_M: torch.Tensor,
+    ref_logp_M: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, dict[str, Metric]]:
+    """The weight of each sampled token, detached, in the dtype of `logp_M`, and how far the policy drifted.
+
+        w = (credit * drift + kl) / Z
+
+    All arguments have shape (M,), log-probs in nats; `ref_logp_M` is needed when the plan has a KL and is only measured
+    otherwise. The metrics count tokens with 1/Z > 0, and are left out when there is none.
+    """
+    drifted = drift(plan, credit_M=credit_M, logp_M=logp_M, logp_old_M=logp_old_M)
+    inner_M = credit_M * drifted.factor_M
+    if plan.kl_coef > 0:
+        assert ref_logp_M is not None, "a plan with a KL needs the log-probs of the reference policy"
+        inner_M = inner_M + kl_weight(plan.config.kl_estimator, plan.kl_coef, logp_M=logp_M, ref_logp_M=ref_logp_M)
+    counted_M = inverse_z_M > 0
+    tokens = int(counted_M.sum())
+    metrics: dict[str, Metric] = {}
+    if tokens:
+        ratio_M = drifted.ratio_M[counted_M]
+        metrics["learner/ratio_mean"] = Metric(value=ratio_M.mean().item(), weight=tokens)
+        metrics["learner/ratio_max"] = Metric(value=ratio_M.max().item(), reduction=Reduction.MAX)
+        metrics["learner/clip_fraction"] = Metric(value=drifted.clipped_M[counted_M].double().mean().item(), weight=tokens)
+        if ref_logp_M is not None:
+            k3_M = kl_estimate("k3", logp_M=logp_M, ref_logp_M=ref_logp_M)[counted_M]
+            metrics["learner/kl_ref_nats"] = Metric(value=k3_M.mean().item(), weight=tokens)
+    return (inverse_z_M * inner_M).to(logp_M.dtype), metrics
+
+
+def policy_loss(w_M: torch.Tensor, logp_M: torch.Tensor) -> torch.Tensor:
+    """`-(w * logp).sum()`, a scalar whose gradient is the negative of `sum_t w_t * grad log pi(a_t | h_t)`.
+
+    Source: Williams 1992; every method of `learner.methods` is this loss with its own `w`. Shapes (M,).
+    """
+    assert w_M.shape == logp_M.shape, f"weights have shape {tuple(w_M.shape)}, log-probs {tuple(logp_M.shape)}"
+    assert not w_M.requires_grad, "the weights are constants of the gradient"
+    return -(w_M * logp_M).sum()
+
+
+def entropy_loss(coef: float, *, entropy_M: torch.Tensor, inverse_z_M: torch.Tensor) -> torch.Tensor:
+    """`-coef * (H / Z).sum()`, the entropy bonus: the one term that is not a weight of a sampled token.
+
+    `entropy_M` is the entropy of the whole next-token distribution at each sampled token, in nats. Source: Williams and Peng 1991.
+    """
+    assert entropy_M.shape == inverse_z_M.shape, "entropy and 1/Z are aligned by sampled token"
+    return -coef * (entropy_M * inverse_z_M.to(entropy_M.dtype)).sum()

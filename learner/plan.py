@@ -1,0 +1,109 @@
+"""From a config to a plan: the method's row with the overrides applied, and every combination without a meaning refused."""
+
+from dataclasses import dataclass
+
+from envs.errors import InputError, did_you_mean
+from learner.config import AlgorithmConfig
+from learner.methods import GROUP_BASELINES, METHODS, Baseline, Drift, Method, Normaliser, Returns, Scale, biases
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A row with the config's overrides applied: every choice that the weight needs, none of them open any more."""
+
+    method: Method
+    baseline: Baseline
+    normaliser: Normaliser
+    drift: Drift
+    config: AlgorithmConfig
+    kl_coef: float
+
+    @property
+    def returns(self) -> Returns:
+        """Which return pays an action; it is what makes the row, so it has no override."""
+        return self.method.returns
+
+    @property
+    def scale(self) -> Scale:
+        """What the centred return is divided by."""
+        return self.method.scale
+
+    @property
+    def needs_group(self) -> bool:
+        """True if the baseline is made of the siblings' rewards."""
+        return self.baseline in GROUP_BASELINES
+
+    @property
+    def biased_by(self) -> tuple[str, ...]:
+        """As `Method.biased_by`, for the choices that run."""
+        return biases(self.returns, self.baseline, self.scale, self.normaliser, self.drift)
+
+
+def resolve(algorithm: AlgorithmConfig) -> Plan:
+    """Apply the overrides of a config to its row.
+
+    Raises `InputError` with the reason and the way out for an unknown method or a combination that has no meaning.
+    """
+    row = METHODS.get(algorithm.method)
+    if row is None:
+        raise InputError(f"unknown method {algorithm.method!r}; {did_you_mean(algorithm.method, list(METHODS))}")
+    plan = Plan(
+        method=row,
+        baseline=algorithm.baseline or row.baseline,
+        normaliser=algorithm.normaliser or row.normaliser,
+        drift=algorithm.drift or row.drift,
+        config=algorithm,
+        kl_coef=row.kl_coef if algorithm.kl_coef is None else algorithm.kl_coef,
+    )
+    problem = _problem(plan)
+    if problem:
+        raise InputError(f"method {row.name}: {problem}")
+    return plan
+
+
+def _problem(plan: Plan) -> str | None:
+    row = plan.method
+    if plan.baseline not in row.baselines:
+        if plan.returns == "to_go" and plan.baseline in GROUP_BASELINES:
+            return (
+                f"baseline {plan.baseline} over the siblings of one turn is biased, because which siblings are left at a turn "
+                "depends on the actions before it; use method alive_loo, which is unbiased"
+            )
+        return f"baseline {plan.baseline} is not one of {', '.join(row.baselines)}; a method with another baseline is another row"
+    if plan.kl_coef > 0 and plan.config.kl_estimator == "k1":
+        return (
+            "kl_estimator k1 has a gradient whose mean is 0 (it is the expected score), so that the KL would add noise and hold "
+            "nothing; use k2 or k3 (k1 is right only inside the reward)"
+        )
+    if plan.returns == "one" and plan.kl_coef > 0:
+        return f"kl_coef {plan.kl_coef} needs tokens that the policy sampled by itself; set kl_coef to 0"
+    if plan.returns == "one" and plan.drift != "none":
+        return f"drift {plan.drift} needs the log-probs of a sampling policy, and imitation corrects for none; set drift to none"
+    if not plan.config.count_dead_groups and plan.baseline not in ("group_mean", "leave_one_out"):
+        return (
+            f"count_dead_groups false leaves out groups with equal rewards, but with baseline {plan.baseline} these have credit; "
+            "set it to true"
+        )
+    return None
+
+
+def check(algorithm: AlgorithmConfig, *, group_size: int, max_lag: int = 0, steps_per_batch: int = 1) -> Plan:
+    """Resolve a config and refuse what does not fit the run around it.
+
+    `max_lag` is how many versions older than the trained weights a sample may be; `steps_per_batch` is minibatches x epochs.
+    Either one above its default trains on samples of older weights, which a row without drift does not correct: it must be
+    accepted by writing `drift: none`, so that nobody gets it unknowingly. Raises `InputError`.
+    """
+    plan = resolve(algorithm)
+    if plan.needs_group and group_size < 2:
+        raise InputError(
+            f"method {plan.method.name}: group_size is {group_size}, but baseline {plan.baseline} compares siblings, and a sample "
+            "compared with itself has credit 0; set group_size to 2 or more, or use method reinforce"
+        )
+    stale = max_lag > 0 or steps_per_batch > 1
+    if stale and plan.drift == "none" and algorithm.drift is None and plan.returns != "one":
+        raise InputError(
+            f"method {plan.method.name}: max_lag {max_lag} and {steps_per_batch} optimiser steps a batch train on samples of older "
+            "weights, and this row corrects for none; set drift to ppo_clip, or write drift: none to accept the bias"
+        )
+    return plan

@@ -1,0 +1,1 @@
+"""Playing episodes: chat encoding, trajectories, and the vLLM policy that samples actions."""

@@ -1,0 +1,200 @@
+"""Playing: one episode, the siblings of a group concurrently, and demonstrations by scripted players.
+
+An environment that raises, hangs or dies costs its group, never the step: the episode is played again with the same seeds,
+and if that fails too the WHOLE group is dropped and counted, because dropping one member would bias the group mean.
+"""
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from envs.contract import Env, EnvFault, EnvSpec, Message, Step, Task
+from rollout.chat import ChatEncoder
+from rollout.config import RolloutConfig
+from rollout.episode import Episode
+from rollout.types import Completion, Group, Sampling, Trajectory
+
+
+_T = TypeVar("_T")
+
+
+class Policy(Protocol):
+    """Anything that samples a turn."""
+
+    async def generate(self, token_ids: tuple[int, ...], sampling: Sampling) -> Completion:
+        """Sample one turn behind `token_ids`."""
+        ...
+
+
+class EnvHost(Protocol):
+    """Where episodes' environments live: in this process or on an environment worker. Episode ids are never reused.
+
+    Every method raises `EnvFault` if the environment fails: it raised, hung, died or answered garbage.
+    """
+
+    async def start(self, episode: str, task: Task) -> tuple[Message, ...]:
+        """Build the environment of `task` and return its first messages."""
+        ...
+
+    async def step(self, episode: str, text: str) -> Step:
+        """Take one action."""
+        ...
+
+    async def close(self, episode: str) -> Mapping[str, float]:
+        """Forget the environment and return its summary."""
+        ...
+
+    def take_busy_s(self) -> float:
+        """Seconds since the last call of this method in which at least one environment was working."""
+        ...
+
+
+class LocalHost:
+    """Environments in this process: the fast path of the built-in ones, which never block."""
+
+    def __init__(self, find: Callable[[str], EnvSpec]) -> None:
+        self._find = find
+        self._envs: dict[str, Env] = {}
+        self._busy_s = 0.0
+
+    async def start(self, episode: str, task: Task) -> tuple[Message, ...]:
+        """See `EnvHost`."""
+        env = self._envs[episode] = self._guard(lambda: self._find(task.env).make(task))
+        return self._guard(env.start)
+
+    async def step(self, episode: str, text: str) -> Step:
+        """See `EnvHost`."""
+        return self._guard(lambda: self._envs[episode].step(text))
+
+    async def close(self, episode: str) -> Mapping[str, float]:
+        """See `EnvHost`."""
+        env = self._envs.pop(episode, None)
+        return self._guard(env.summary) if env else {}
+
+    def take_busy_s(self) -> float:
+        """See `EnvHost`."""
+        busy_s, self._busy_s = self._busy_s, 0.0
+        return busy_s
+
+    def _guard(self, call: Callable[[], _T]) -> _T:
+        begun = time.perf_counter()
+        try:
+            return call()
+        except Exception as error:  # noqa: BLE001 - the supervised border of an episode: the error becomes data
+            raise EnvFault(kind="raised", message=f"{type(error).__name__}: {error}") from error
+        finally:
+            self._busy_s += time.perf_counter() - begun
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupFailure:
+    """A group that was dropped because one member's environment failed in every attempt."""
+
+    task: Task
+    group: int
+    kind: str
+    message: str
+
+
+def sampling_seed(*parts: int | str) -> int:
+    """A 63-bit seed from the run's seed and an episode's coordinates, the same on every machine and under any hash seed."""
+    digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+async def play(episode: Episode, name: str, policy: Policy, host: EnvHost, temperature: float) -> Trajectory:
+    """Play one episode to its end. `name` identifies this attempt; raises `EnvFault` if the environment fails."""
+    try:
+        episode.begin(await host.start(name, episode.task))
+        while episode.end is None and (budget := episode.budget()):
+            seed = sampling_seed(episode.seed, len(episode.turns))
+            sampling = Sampling(temperature=temperature, max_tokens=budget, seed=seed)
+            text = episode.act(await policy.generate(tuple(episode.token_ids), sampling))
+            if episode.end is None:
+                episode.observe(await host.step(name, text))
+    except BaseException:
+        await _forget(name, host)
+        raise
+    return episode.finish(await host.close(name))
+
+
+async def _forget(name: str, host: EnvHost) -> None:
+    try:
+        await host.close(name)
+    except EnvFault:
+        return  # its environment is gone already, which is what closing wants
+
+
+async def play_group(
+    task: Task,
+    group: int,
+    *,
+    size: int,
+    seed: int,
+    config: RolloutConfig,
+    encoder: ChatEncoder,
+    policy: Policy,
+    host: EnvHost,
+    temperature: float | None = None,
+) -> Group | GroupFailure:
+    """Play `size` siblings of one task concurrently; `temperature` overrides the config's (0 for a greedy evaluation)."""
+
+    async def member(number: int) -> Trajectory | EnvFault:
+        fault: EnvFault | None = None
+        for attempt in range(1 + config.episode_retries):
+            episode = Episode(
+                task=task,
+                encoder=encoder,
+                max_turn_tokens=config.max_turn_tokens,
+                max_context_tokens=config.max_context_tokens,
+                group=group,
+                member=number,
+                seed=sampling_seed(seed, group, number),
+            )
+            try:
+                # The attempt is part of the name: a late answer to an earlier attempt has nobody to reach.
+                name = f"{seed}.{group}.{number}.{attempt}"
+                return await play(episode, name, policy, host, config.temperature if temperature is None else temperature)
+            except EnvFault as error:
+                fault = error
+        assert fault is not None
+        return fault
+
+    results = await asyncio.gather(*(member(number) for number in range(size)))
+    faults = [result for result in results if isinstance(result, EnvFault)]
+    if faults:
+        return GroupFailure(task=task, group=group, kind=faults[0].kind, message=faults[0].message)
+    return Group(trajectories=tuple(result for result in results if isinstance(result, Trajectory)))
+
+
+def demonstrate(task: Task, spec: EnvSpec, player: str, *, seed: int, number: int, config: RolloutConfig, encoder: ChatEncoder) -> Group:
+    """One episode of a scripted player as a group of one, through the same encoding that the policy uses.
+
+    Its log-probs are 0 (a player is certain of what it writes) and are never read: supervised learning has no ratio.
+    """
+    env = spec.make(task)
+    act = spec.players[player](task, seed).act
+    episode = Episode(
+        task=task,
+        encoder=encoder,
+        max_turn_tokens=config.max_turn_tokens,
+        max_context_tokens=config.max_context_tokens,
+        group=number,
+        seed=seed,
+    )
+    episode.begin(env.start())
+    observation = None
+    while episode.end is None and (budget := episode.budget()):
+        token_ids = encoder.action(act(observation))
+        stopped = len(token_ids) <= budget
+        taken = token_ids[:budget]
+        completion = Completion(token_ids=taken, logp_old=(0.0,) * len(taken), first_version=-1, last_version=-1, stopped=stopped)
+        text = episode.act(completion)
+        if episode.end is None:
+            step = env.step(text)
+            observation = step.observation
+            episode.observe(step)
+    return Group(trajectories=(episode.finish(env.summary()),))

@@ -1,0 +1,84 @@
+"""Combinations without a meaning are refused with the reason and the way out; what is printed is what runs."""
+
+import pytest
+
+from envs.errors import InputError
+from learner.config import AlgorithmConfig
+from learner.explain import describe, formula
+from learner.methods import METHODS
+from learner.plan import check, resolve
+from tests.learner.builders import plan_of
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({"method": "dr_grop"}, "did you mean 'dr_grpo'"),
+        ({"method": "reinforce", "baseline": "group_mean"}, "baseline group_mean is not one of none, constant, moving_average"),
+        ({"method": "reinforce_to_go", "baseline": "group_mean"}, "is biased, because .* use method alive_loo"),
+        ({"method": "grpo", "baseline": "none"}, "baseline none is not one of group_mean"),
+        ({"method": "grpo", "kl_estimator": "k1"}, "k1 has a gradient whose mean is 0"),
+        ({"method": "sft", "kl_coef": 0.1}, "needs tokens that the policy sampled"),
+        ({"method": "sft", "drift": "ppo_clip"}, "imitation corrects for none"),
+        ({"method": "alive_loo", "count_dead_groups": False}, "with baseline alive these have credit"),
+        ({"method": "reinforce", "count_dead_groups": False}, "with baseline none these have credit"),
+    ],
+)
+def test_combinations_without_a_meaning_are_refused(config: dict, reason: str) -> None:
+    with pytest.raises(InputError, match=reason):
+        resolve(AlgorithmConfig.model_validate(config))
+
+
+def test_k1_is_harmless_where_no_kl_is_asked_for() -> None:
+    assert plan_of("grpo", kl_estimator="k1", kl_coef=0.0).kl_coef == 0
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_group_of_one_fits_exactly_the_methods_without_a_group(method: str) -> None:
+    config = AlgorithmConfig(method=method)
+    if METHODS[method].needs_group:
+        with pytest.raises(InputError, match=r"group_size is 1, .* set group_size to 2 or more"):
+            check(config, group_size=1)
+    else:
+        check(config, group_size=1)
+
+
+@pytest.mark.parametrize("stale", [{"max_lag": 1}, {"steps_per_batch": 4}])
+def test_stale_samples_without_a_correction_must_be_asked_for(stale: dict) -> None:
+    with pytest.raises(InputError, match=r"corrects for none; set drift to ppo_clip, or write drift: none"):
+        check(AlgorithmConfig(method="rloo"), group_size=4, **stale)
+    assert check(AlgorithmConfig(method="rloo", drift="none"), group_size=4, **stale).drift == "none"
+    assert check(AlgorithmConfig(method="rloo", drift="ppo_clip"), group_size=4, **stale).drift == "ppo_clip"
+    assert check(AlgorithmConfig(method="dr_grpo"), group_size=4, **stale).drift == "ppo_clip"
+    assert check(AlgorithmConfig(method="sft"), group_size=1, **stale).drift == "none"
+
+
+def test_formula_of_grpo_in_full() -> None:
+    text = formula(plan_of("grpo", clip_high=0.28, std="sample", count_dead_groups=False, entropy_coef=0.01))
+    for part in (
+        "w_it      = (credit_it * drift_it + kl_it) / Z",
+        "credit_it = (R_i - mean_j R_j) / std_j R_j",
+        "divided by the sample std",
+        "credit > 0 and the ratio > 1.28, or credit < 0 and the ratio < 0.8",
+        "kl_it     = 0.04 * (pi_ref / pi - 1)",
+        "Z         = groups * G * |y_i|",
+        "groups with equal rewards are not counted",
+        "bonus     = 0.01 *",
+        "1/own length",
+    ):
+        assert part in text, f"{part!r} is not in:\n{text}"
+
+
+def test_formula_speaks_of_overrides_and_not_of_the_row() -> None:
+    plain = formula(plan_of("dr_grpo", drift="none", normaliser="token", baseline="leave_one_out"))
+    assert "drift_it" not in plain and "kl_it" not in plain and "std" not in plain
+    assert "Z         = sum_i |y_i|" in plain
+    assert "mean_(j != i) R_j" in plain
+    assert "C = 32" in formula(plan_of("dr_grpo", generation_limit=32))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_row_explains_itself_in_plain_ascii(method: str) -> None:
+    assert METHODS[method].name == method
+    assert METHODS[method].baseline in METHODS[method].baselines
+    assert (formula(plan_of(method)) + describe(METHODS[method])).isascii()
