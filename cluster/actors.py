@@ -8,7 +8,8 @@ from typing import Any
 
 import ray
 
-from cluster.config import RunConfig
+from cluster.config import ClusterConfig, RunConfig
+from cluster.interrupt import handlers_kept, uninterrupted
 from cluster.workers import EnvWorker, LearnerRank, RemoteHost
 from envs.catalog import find
 from envs.errors import InputError
@@ -62,22 +63,24 @@ class Cluster:
 
 
 @contextmanager
-def running(config: RunConfig, model: str) -> Iterator[Cluster]:
+def running(config: RunConfig, model: str, *, learners: bool = True) -> Iterator[Cluster]:
     """Start Ray and every process of a run; end them all on the way out, whatever happened.
 
-    `model` is the folder or hub name that generators and learners load. Without `cluster.address` the Ray cluster is this
-    run's own, on loopback, so that runs beside each other never meet.
+    `model` is the folder or hub name that generators and learners load; an evaluation needs no `learners`. Without
+    `cluster.address` the Ray cluster is this run's own, on loopback, so that runs beside each other never meet.
     """
-    _start_ray(config)
     cluster: Cluster | None = None
     try:
-        cluster = _create(config, model)
+        with handlers_kept():
+            _start_ray(config)
+        cluster = _create(config, model, learners=learners)
         _start(cluster)
         yield cluster
     finally:
-        if cluster is not None:
-            _close(cluster)
-        ray.shutdown()
+        with uninterrupted():
+            if cluster is not None:
+                _close(cluster)
+            ray.shutdown()
 
 
 def _start_ray(config: RunConfig) -> None:
@@ -89,7 +92,7 @@ def _start_ray(config: RunConfig) -> None:
     ray.init(
         address="local",
         # Ray's CPUs are bookkeeping: a small machine may run more processes than it has cores.
-        num_cpus=max(os.cpu_count() or 1, sizes.threads * (sizes.generators + sizes.learners) + sizes.env_workers),
+        num_cpus=max(os.cpu_count() or 1, _cpus(sizes)),
         object_store_memory=256 * 2**20,
         include_dashboard=False,
         log_to_driver=False,
@@ -98,21 +101,31 @@ def _start_ray(config: RunConfig) -> None:
     )
 
 
-def _create(config: RunConfig, model: str) -> Cluster:
+def _cpus(sizes: ClusterConfig) -> int:
+    return sizes.generators * sizes.generator_threads + sizes.learners * sizes.learner_threads + sizes.env_workers
+
+
+def _create(config: RunConfig, model: str, *, learners: bool) -> Cluster:
     sizes = config.cluster
-    environment = {"OMP_NUM_THREADS": str(sizes.threads), "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
     gpus = 1 if has_gpu() else 0
     in_flight = config.rollout.group_size * max(config.rollout.groups_per_step, 64)
 
-    def actor(plain: type, *, num_cpus: float, num_gpus: float, concurrency: int) -> Any:
+    def actor(plain: type, *, threads: int, num_gpus: float, concurrency: int) -> Any:
+        environment = {
+            "OMP_NUM_THREADS": str(threads),
+            # Waiting threads sleep: spinning ones would take the core that another process needs, and both would crawl.
+            "OMP_WAIT_POLICY": "PASSIVE",
+            "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        }
         # Ray runs at most 1000 calls of an async actor and 1 of a threaded one at a time unless told otherwise.
         return ray.remote(plain).options(
-            num_cpus=num_cpus, num_gpus=num_gpus, max_concurrency=concurrency, runtime_env={"env_vars": environment}
+            num_cpus=threads, num_gpus=num_gpus, max_concurrency=concurrency, runtime_env={"env_vars": environment}
         )
 
-    env_actor = actor(EnvWorker, num_cpus=1, num_gpus=0, concurrency=sizes.env_processes + 1)
+    env_actor = actor(EnvWorker, threads=1, num_gpus=0, concurrency=sizes.env_processes + 1)
     workers = tuple(env_actor.remote(sizes.env_processes, sizes.env_deadline_s) for _ in range(sizes.env_workers))
-    generator_actor = actor(Generator, num_cpus=sizes.threads, num_gpus=gpus * config.generator.tensor_parallel, concurrency=in_flight)
+    generator_gpus = gpus * config.generator.tensor_parallel
+    generator_actor = actor(Generator, threads=sizes.generator_threads, num_gpus=generator_gpus, concurrency=in_flight)
     generators = tuple(
         generator_actor.remote(
             model=model,
@@ -125,9 +138,9 @@ def _create(config: RunConfig, model: str) -> Cluster:
         )
         for number in range(sizes.generators)
     )
-    learner_actor = actor(LearnerRank, num_cpus=sizes.threads, num_gpus=gpus, concurrency=1)
-    learners = tuple(learner_actor.remote(model, config, rank) for rank in range(sizes.learners))
-    return Cluster(generators=generators, learners=learners, env_workers=workers, config=config)
+    learner_actor = actor(LearnerRank, threads=sizes.learner_threads, num_gpus=gpus, concurrency=1)
+    ranks = tuple(learner_actor.remote(model, config, rank) for rank in range(sizes.learners if learners else 0))
+    return Cluster(generators=generators, learners=ranks, env_workers=workers, config=config)
 
 
 def transfer_backend(config: RunConfig) -> str:
@@ -138,8 +151,9 @@ def transfer_backend(config: RunConfig) -> str:
 def _start(cluster: Cluster) -> None:
     timeout_s = cluster.config.cluster.start_timeout_s
     started = [generator.start.remote() for generator in cluster.generators]
-    (meet,) = wait([cluster.learners[0].meet.remote()], timeout_s, "finding an address for the learners")
-    started += [learner.join.remote(meet) for learner in cluster.learners]
+    if cluster.learners:
+        (meet,) = wait([cluster.learners[0].meet.remote()], timeout_s, "finding an address for the learners")
+        started += [learner.join.remote(meet) for learner in cluster.learners]
     started += [worker.ready.remote() for worker in cluster.env_workers]
     wait(started, timeout_s, "starting generators, learners and environment workers")
     backend = transfer_backend(cluster.config)
@@ -150,7 +164,7 @@ def _start(cluster: Cluster) -> None:
 def _close(cluster: Cluster) -> None:
     everyone = [*cluster.generators, *cluster.learners, *cluster.env_workers]
     # Engines have processes of their own, so they are asked first and killed after.
-    with suppress(ray.exceptions.RayError, KeyboardInterrupt):
+    with suppress(ray.exceptions.RayError):
         ray.wait([actor.close.remote() for actor in everyone], num_returns=len(everyone), timeout=_CLOSE_S)
     for actor in everyone:
         with suppress(ray.exceptions.RayError):

@@ -10,9 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from envs.catalog import find
 from envs.contract import EnvSpec
-from learner.config import AlgorithmConfig, LearnerConfig
+from learner.config import AlgorithmConfig, LearnerConfig, TinyModelConfig
 from learner.plan import check
-from learner.tiny import TinyModelConfig
 from rollout.config import GeneratorConfig, RolloutConfig
 
 
@@ -44,7 +43,7 @@ class ModelConfig(_Frozen):
 
     path: str | None = Field(None, description="A Hugging Face folder or hub name; None builds the tiny policy.")
     tiny: TinyModelConfig = Field(default_factory=TinyModelConfig, description="Shape of the tiny policy.")
-    tiny_vocab: int = Field(384, ge=300, description="Tokens of the tiny policy's tokenizer, trained on the environment's own text.")
+    tiny_vocab: int = Field(448, ge=300, description="Tokens of the tiny policy's tokenizer, trained on the environment's own text.")
     observation_role: str = Field("tool", description="Chat role of the environment's replies.")
 
 
@@ -67,7 +66,8 @@ class ClusterConfig(_Frozen):
     env_processes: int = Field(2, ge=1, description="Killable processes of one environment worker.")
     env_deadline_s: float = Field(30.0, gt=0, description="Longest that an environment may take for one call.")
     learners: int = Field(1, ge=1, description="Learner ranks.")
-    threads: int = Field(1, ge=1, description="CPU threads of each generator and each learner rank.")
+    generator_threads: int = Field(1, ge=1, description="CPU threads of each generator.")
+    learner_threads: int = Field(2, ge=1, description="CPU threads of each learner rank; it works while the generators wait.")
     max_lag: int = Field(0, ge=0, description="Steps that sampling may run ahead of learning; 0 is the synchronous loop.")
     start_timeout_s: float = Field(600.0, gt=0, description="Deadline for starting all processes.")
     step_timeout_s: float = Field(600.0, gt=0, description="Deadline for sampling, learning or attesting one step.")

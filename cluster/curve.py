@@ -17,6 +17,7 @@ from cluster.sinks import read_metrics
 _INK = "#1f2933"
 _SAMPLED, _EVALUATED, _GREEDY, _BEST = "#2f9e44", "#1971c2", "#e8590c", "#868e96"
 _ALL_FAILED, _ALL_SOLVED, _DEAD, _ENTROPY = "#e03131", "#8ce99a", "#868e96", "#5f3dc4"
+_HEADROOM = 1.16  # above the data, for the legend
 
 
 def read_summary(run_dir: Path) -> dict[str, Any]:
@@ -64,7 +65,7 @@ def _smooth(values: np.ndarray) -> np.ndarray:
     sums = np.concatenate([[0.0], np.cumsum(values)])
     at = np.arange(len(values))
     reach = np.minimum(np.minimum(at, len(values) - 1 - at), half)
-    return (sums[at + reach + 1] - sums[at - reach]) / (2 * reach + 1)
+    return np.asarray((sums[at + reach + 1] - sums[at - reach]) / (2 * reach + 1))
 
 
 def _success(axes: Axes, records: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> None:
@@ -103,7 +104,8 @@ def _health(axes: Axes, records: Sequence[Mapping[str, Any]]) -> None:
         if len(steps):
             axes.fill_between(steps, dead, color=_DEAD, alpha=0.5, label="dead groups")
     _frame(axes, "Groups without a signal, and entropy", "dead groups (share of groups)", legend=False)
-    axes.set_ylim(0, 1.04)
+    axes.set_ylim(0, _HEADROOM)
+    axes.set_yticks(np.linspace(0, 1, 6))
     handles, labels = axes.get_legend_handles_labels()
     steps, entropy = _series(records, "learner/entropy_nats")
     if len(steps):
@@ -112,7 +114,7 @@ def _health(axes: Axes, records: Sequence[Mapping[str, Any]]) -> None:
         labels.append("entropy")
         other.set_ylabel("entropy (nats a token)", color=_ENTROPY)
         other.tick_params(colors=_ENTROPY)
-        other.set_ylim(0, max(float(entropy.max()) * 1.08, 1e-3))
+        other.set_ylim(0, max(float(entropy.max()), 1e-3) * _HEADROOM)
         other.spines[["top", "left"]].set_visible(False)
     if handles:
         axes.legend(handles, labels, frameon=False, fontsize=9, loc="upper center", ncols=len(handles))
@@ -124,7 +126,7 @@ def _frame(axes: Axes, title: str, ylabel: str, *, legend: bool = True) -> None:
     axes.set_ylabel(ylabel, color=_INK)
     axes.tick_params(colors=_INK)
     axes.grid(alpha=0.25, linewidth=0.7)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     axes.spines[["top", "right"]].set_visible(False)
     if not axes.has_data():
         axes.text(0.5, 0.5, "nothing was measured", transform=axes.transAxes, ha="center", va="center", color=_BEST)

@@ -1,13 +1,15 @@
 """From a recipe and overrides to a `RunConfig`, with errors that a person can act on."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from cluster.config import RunConfig
+from cluster.config import EnvConfig, RunConfig
+from envs.catalog import find
+from envs.contract import EnvSpec
 from envs.errors import InputError, did_you_mean
 
 RECIPES = Path(__file__).parent / "recipes"
@@ -24,19 +26,43 @@ def load_config(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:
     Values are YAML (`steps=10`, `learner.lr=1e-4`, `rollout.temperature=0.7`, `model.path=null`). Raises `InputError` for an
     unknown recipe or key (with the closest name), a value out of range, or a combination that cannot run (with the reason).
     """
-    tree = _read(recipe)
+    return override_config(_read(recipe), overrides, recipe)
+
+
+def override_config(tree: dict[str, Any], overrides: Sequence[str], source: str) -> RunConfig:
+    """Apply `key.sub=value` overrides to a config tree and validate it; `source` names it in errors."""
     for override in overrides:
         _apply(tree, override)
-    return parse_config(tree, recipe)
+    return parse_config(tree, source)
 
 
 def parse_config(tree: dict[str, Any], source: str) -> RunConfig:
     """Validate a config tree; `source` names it in errors."""
     _check_keys(tree, RunConfig, "")
+    env = tree.get("env", {})
+    if isinstance(name := env.get("name", EnvConfig().name), str) and isinstance(params := env.get("params", {}), dict):
+        parse_params(find(name), params, "env.params.")
     try:
         return RunConfig(**tree)
     except ValidationError as error:
         raise InputError(f"{source}: " + "; ".join(_explain(problem) for problem in error.errors())) from None
+
+
+def parse_params(spec: EnvSpec, params: Mapping[str, Any], prefix: str = "") -> BaseModel:
+    """An environment's settings; raises `InputError` for one that it does not have (with the closest) or that is out of range."""
+    _check_keys(params, spec.params, prefix)
+    try:
+        return spec.params(**params)
+    except ValidationError as error:
+        raise InputError(f"{spec.name}: " + "; ".join(_explain(problem, prefix) for problem in error.errors())) from None
+
+
+def read_values(assignments: Sequence[str]) -> dict[str, Any]:
+    """`["numbers=32", "guesses=5"]` as a mapping with YAML values; dots make sections."""
+    tree: dict[str, Any] = {}
+    for assignment in assignments:
+        _apply(tree, assignment)
+    return tree
 
 
 def dump_config(config: RunConfig) -> str:
@@ -54,8 +80,8 @@ def _read(recipe: str) -> dict[str, Any]:
             raise InputError(f"no file {recipe}; expected a shipped recipe ({', '.join(recipe_names())}) or the path of a .yaml file")
     try:
         tree = yaml.safe_load(path.read_text())
-    except yaml.YAMLError as error:
-        raise InputError(f"{path} is not valid YAML: {error}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not valid YAML: {_first_problem(error)}") from error
     if not isinstance(tree, dict):
         raise InputError(f"{path} holds {type(tree).__name__}; expected a mapping of config keys, such as `steps: 100`")
     return tree
@@ -68,7 +94,7 @@ def _apply(tree: dict[str, Any], override: str) -> None:
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise InputError(f"cannot read the value of {override!r} as YAML: {error}") from error
+        raise InputError(f"cannot read the value of {override!r} as YAML: {_first_problem(error)}") from error
     if isinstance(value, str):
         value = _number(value)
     *parents, last = key.split(".")
@@ -80,6 +106,13 @@ def _apply(tree: dict[str, Any], override: str) -> None:
     tree[last] = value
 
 
+def _first_problem(error: Exception) -> str:
+    """The reason in one line; a parser's own message draws the place over several."""
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        return f"{error.problem} at line {error.problem_mark.line + 1}, column {error.problem_mark.column + 1}"
+    return str(error)
+
+
 def _number(text: str) -> str | float:
     # YAML 1.1 reads 1e-4 as a word; everybody who types it means the number.
     try:
@@ -88,7 +121,7 @@ def _number(text: str) -> str | float:
         return text
 
 
-def _check_keys(tree: dict[str, Any], model: type[BaseModel], prefix: str) -> None:
+def _check_keys(tree: Mapping[str, Any], model: type[BaseModel], prefix: str) -> None:
     for key, value in tree.items():
         if key not in model.model_fields:
             raise InputError(f"unknown key {prefix + str(key)!r}: {did_you_mean(str(key), list(model.model_fields))}")
@@ -99,9 +132,9 @@ def _check_keys(tree: dict[str, Any], model: type[BaseModel], prefix: str) -> No
             _check_keys(value, section, f"{prefix}{key}.")
 
 
-def _explain(problem: Any) -> str:
-    where = ".".join(str(part) for part in problem["loc"])
+def _explain(problem: Any, prefix: str = "") -> str:
+    where = prefix + ".".join(str(part) for part in problem["loc"])
     message = problem["msg"].removeprefix("Value error, ")
-    if not where:
+    if where == prefix:
         return str(message)
     return f"{where} is {problem['input']!r}: {message[0].lower() + message[1:]}"

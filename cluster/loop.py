@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from cluster.actors import Cluster, running
@@ -186,8 +185,8 @@ class Training:
         self.starved = self.starved + 1 if dead_fraction == 1.0 else 0
         if self.starved == _STARVED_STEPS and self.plan.needs_group:
             self.view.message(
-                f"no gradient for {self.starved} steps: in every group all rewards are equal. If success is near 0, start from demonstrations "
-                "(cold_start.episodes), take an easier level, or raise rollout.temperature; if it is near its best, training is done"
+                f"no gradient for {self.starved} steps: in every group all rewards are equal. If success is near 0, start from "
+                "demonstrations (cold_start.episodes), take an easier level, or raise rollout.temperature; near its best, training is done"
             )
 
     def summary(self, before: dict[str, float], after: dict[str, float], seconds: float) -> dict[str, Any]:

@@ -4,6 +4,8 @@ import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
+from transformers import PreTrainedTokenizerFast
+
 from cluster.config import RunConfig
 from envs.contract import Task
 from learner.model import check_folder
@@ -23,10 +25,19 @@ def prepare_model(config: RunConfig, run_dir: Path) -> str:
         check_folder(config.model.path)
         return config.model.path
     folder = run_dir / "model"
-    tokenizer = train_tokenizer(environment_texts(config), vocab_size=config.model.tiny_vocab)
-    tiny = config.model.tiny.model_copy(update={"seed": config.model.tiny.seed + config.seed})
-    build_tiny(folder, tokenizer, tiny)
+    build_policy(config, folder)
     return str(folder)
+
+
+def build_policy(config: RunConfig, folder: Path) -> None:
+    """Write the tiny policy of `model.tiny` for the config's environment. Raises `InputError` if the folder is not empty."""
+    shape = config.model.tiny
+    build_tiny(folder, policy_tokenizer(config), shape.model_copy(update={"seed": shape.seed + config.seed}))
+
+
+def policy_tokenizer(config: RunConfig) -> PreTrainedTokenizerFast:
+    """The tiny policy's tokenizer, trained on what is said in the config's environment."""
+    return train_tokenizer(environment_texts(config), vocab_size=config.model.tiny_vocab)
 
 
 def train_tasks(config: RunConfig) -> Iterator[Task]:

@@ -85,7 +85,7 @@ def write_report(run_dir: Path) -> Path:
     config = run_dir / "config.yaml"
     page = Template((assets / "report.html").read_text(encoding="utf-8")).substitute(
         title=escape(run_title(run_dir, summary)),
-        subtitle=escape(f"run {run_dir.resolve().name} · {len(records)} steps recorded"),
+        subtitle=escape(f"run {run_dir.resolve().name} · {records[-1]['step'] if records else 0} steps recorded"),
         tiles=_tiles(summary),
         curve=base64.b64encode(write_curve(run_dir).read_bytes()).decode("ascii"),
         summary=rows_table(summary_rows(summary)),
@@ -105,7 +105,7 @@ def _tiles(summary: Mapping[str, Any]) -> str:
 
     def outcome(label: str, name: str) -> str:
         before = number(summary, f"{name}_before")
-        return tile(label, fixed(number(summary, name)), "" if before is None else f"before training {before:.3f}")
+        return tile(label, fixed(number(summary, name)), "" if before is None else f"{before:.3f} before")
 
     episodes, seconds = number(summary, "episodes"), number(summary, "train_seconds")
     rate = episodes / seconds if episodes is not None and seconds else None
@@ -115,7 +115,7 @@ def _tiles(summary: Mapping[str, Any]) -> str:
             outcome("success, greedy", "eval/success_greedy"),
             tile("best possible", fixed(number(summary, "env/best_success"), ".4g"), "of any policy"),
             tile("training time", duration(seconds), f"{count(number(summary, 'steps'))} steps"),
-            tile("episodes", count(episodes), f"{count(rate)} a second of training"),
+            tile("episodes", count(episodes), f"{count(rate)} a second"),
         )
     )
 

@@ -13,17 +13,18 @@ from cluster.numbers import MISSING, duration, fixed, number
 
 Trajectory = Mapping[str, Any]
 
+# The last name is a part that lies inside this one: an environment answers while the generators are waited for.
 _TIMES = (
-    ("generate", "time/generate_s", "#2f9e44"),
-    ("environment", "time/environment_s", "#f08c00"),
-    ("credit", "time/credit_s", "#0c8599"),
-    ("learn", "time/learn_s", "#1971c2"),
-    ("push weights", "time/push_s", "#ae3ec9"),
-    ("attest weights", "time/attest_s", "#e64980"),
-    ("controller", "time/controller_s", "#868e96"),
+    ("generate", "time/generate_s", "#2f9e44", "time/environment_s"),
+    ("environment", "time/environment_s", "#f08c00", None),
+    ("learn", "time/learn_s", "#1971c2", None),
+    ("push weights", "time/push_s", "#ae3ec9", "time/attest_s"),
+    ("attest weights", "time/attest_s", "#e64980", None),
+    ("controller", "time/controller_s", "#868e96", "time/credit_s"),
+    ("credit", "time/credit_s", "#0c8599", None),
 )
 _OTHER_COLOUR = "#adb5bd"
-_PICTURED_TOKENS = 4000
+_SHOWN_TOKENS = 4000
 
 
 def rows_table(rows: Sequence[tuple[str, str]]) -> str:
@@ -33,20 +34,22 @@ def rows_table(rows: Sequence[tuple[str, str]]) -> str:
 
 def tile(name: str, value: str, note: str = "") -> str:
     """One large number."""
-    return f'<div class="card tile"><span class="soft">{escape(name)}</span><b>{escape(value)}</b><span class="soft">{escape(note)}</span></div>'
+    small = [f'<span class="soft">{escape(text)}</span>' for text in (name, note)]
+    return f'<div class="card tile">{small[0]}<b>{escape(value)}</b>{small[1]}</div>'
 
 
 def time_split(records: Sequence[Mapping[str, Any]]) -> str:
     """One stacked bar: the mean seconds of each part of a step; what the parts do not explain is called other."""
-    parts = []
-    for label, name, colour in _TIMES:
-        seconds = [value for record in records if (value := number(record, name)) is not None]
-        if seconds:
-            parts.append((label, fmean(seconds), colour))
-    steps = [value for record in records if (value := number(record, "time/step_s")) is not None]
-    known = sum(seconds for _, seconds, _ in parts)
-    if steps and fmean(steps) > known:
-        parts.append(("other", fmean(steps) - known, _OTHER_COLOUR))
+    means: dict[str, float] = {}
+    for name in [*(name for _, name, _, _ in _TIMES), "time/step_s"]:
+        measured = [value for record in records if (value := number(record, name)) is not None]
+        if measured:
+            means[name] = fmean(measured)
+    parts = [(label, max(means[name] - means.get(inner or "", 0.0), 0.0), colour) for label, name, colour, inner in _TIMES if name in means]
+    step_seconds = means.get("time/step_s", 0.0)
+    rest = step_seconds - sum(seconds for _, seconds, _ in parts)
+    if rest > 0.001 * step_seconds:
+        parts.append(("other", rest, _OTHER_COLOUR))
     whole = sum(seconds for _, seconds, _ in parts)
     if whole <= 0:
         return '<span class="soft">No times were measured.</span>'
@@ -59,7 +62,7 @@ def time_split(records: Sequence[Mapping[str, Any]]) -> str:
         f'<td class="soft">{seconds / whole:.1%}</td><td>{duration(seconds)}</td></tr>'
         for label, seconds, colour in parts
     )
-    step = f"<tr><td>a step, mean of {len(steps)}</td><td></td><td>{duration(fmean(steps))}</td></tr>" if steps else ""
+    step = f"<tr><td>a step, on average</td><td></td><td>{duration(step_seconds)}</td></tr>" if step_seconds else ""
     return f'<div class="stack">{cells}</div><table>{rows}{step}</table>'
 
 
@@ -95,17 +98,16 @@ def _bubbles(trajectory: Trajectory) -> list[str]:
     largest = max((abs(credit) for credit in trajectory.get("credit", ()) if credit is not None), default=0.0)
     first = turns[0]["start"] if turns else len(trajectory["token_ids"])
     bubbles = [_bubble("prompt", "", "", _tokens(trajectory, 0, first, None, largest))]
+    # A text is shown beside the tokens only where the tokens have no text of their own.
+    written = "tokens" in trajectory
     for position, turn in enumerate(turns):
         start, stop = turn["start"], turn["start"] + turn["length"]
-        who = f"policy · turn {position + 1} · reward {fixed(number(turn, 'reward'), '.4g')}" + (
-            "" if turn["valid"] else " · invalid action"
-        )
-        # The text is told apart only where the tokens have no text of their own.
-        said = "" if "tokens" in trajectory else turn["text"]
-        bubbles.append(_bubble(who, "policy", said, _tokens(trajectory, start, stop, turn["versions"], largest)))
+        who = f"policy · turn {position + 1} · reward {fixed(number(turn, 'reward'), '.4g')}{'' if turn['valid'] else ' · invalid action'}"
+        tokens = _tokens(trajectory, start, stop, turn["versions"], largest)
+        bubbles.append(_bubble(who, "policy", "" if written else turn["text"], tokens))
         if position + 1 < len(turns):
-            after = turns[position + 1]["start"]
-            bubbles.append(_bubble("environment", "", turn["observation"], _tokens(trajectory, stop, after, None, largest)))
+            tokens = _tokens(trajectory, stop, turns[position + 1]["start"], None, largest)
+            bubbles.append(_bubble("environment", "", "" if written else turn["observation"], tokens))
         elif turn["observation"]:
             bubbles.append(_bubble("environment · the episode ended here, so the policy never read this", "", turn["observation"], ""))
     return bubbles
@@ -119,7 +121,7 @@ def _bubble(who: str, kind: str, said: str, tokens: str) -> str:
 
 def _tokens(trajectory: Trajectory, start: int, stop: int, versions: Sequence[int] | None, largest: float) -> str:
     """The tokens start..stop-1: coloured by credit if the policy sampled them, grey if they were given to it."""
-    shown = range(start, min(stop, start + _PICTURED_TOKENS))
+    shown = range(start, min(stop, start + _SHOWN_TOKENS))
     spans = [_token(trajectory, position, versions, largest) for position in shown]
     rest = f'<span class="given"> … {stop - shown.stop} more tokens</span>' if stop > shown.stop else ""
     return "".join(spans) + rest
@@ -131,6 +133,8 @@ def _token(trajectory: Trajectory, position: int, versions: Sequence[int] | None
     text = trajectory["tokens"][position] if "tokens" in trajectory else f"{token_id} "
     tip = f"token    {token_id}\nmask     {sampled}"
     kind, style = "t given", ""
+    if not sampled and position and trajectory["action_mask"][position - 1]:
+        text = text.replace("\n", "↵", 1)  # the template's line break after an action would open the bubble with an empty line
     if sampled:
         text = text.replace("\n", "↵\n") or "∅"
         version = MISSING if versions is None else str(versions[0]) if versions[0] == versions[1] else f"{versions[0]}..{versions[1]}"

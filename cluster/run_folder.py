@@ -9,14 +9,13 @@ from typing import Any
 
 from cluster.config import RunConfig
 from cluster.load_config import dump_config
+from cluster.run_dir import MARK, check_free
 from cluster.sinks import MetricSink
 from cluster.transcripts import write_trajectories
 from envs.errors import InputError
 from learner.credit import FloatArray
 from rollout.chat import ChatEncoder
 from rollout.types import Group
-
-_MARK = "config.yaml"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,14 +31,11 @@ class RunFolder:
         Raises `InputError` if it exists: a run is never mixed with an older one. `overwrite` deletes an older run first, and
         refuses to delete a folder that is not a run.
         """
-        if path.exists() and any(path.iterdir() if path.is_dir() else [path]):
-            if not overwrite:
-                raise InputError(f"{path} exists; give another --run-dir, or --overwrite to delete the run in it and start anew")
-            if not (path / _MARK).is_file():
-                raise InputError(f"{path} is not the folder of a run (it has no {_MARK}), so --overwrite does not delete it; give another")
+        check_free(path, overwrite=overwrite)
+        if path.exists():
             shutil.rmtree(path)
         path.mkdir(parents=True, exist_ok=True)
-        (path / _MARK).write_text(dump_config(config))
+        (path / MARK).write_text(dump_config(config))
         return cls(path=path)
 
     def sink(self, config: RunConfig) -> MetricSink:

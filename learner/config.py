@@ -1,8 +1,9 @@
-"""Settings of the learner: which weight every token gets (`AlgorithmConfig`) and how the weighted loss is optimised (`LearnerConfig`)."""
+"""Settings of the learner: which weight every token gets (`AlgorithmConfig`), how the weighted loss is optimised (`LearnerConfig`),
+and the shape of the tiny policy (`TinyModelConfig`). Nothing here imports torch, so that a config is read at once."""
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class _Frozen(BaseModel):
@@ -54,3 +55,32 @@ class LearnerConfig(_Frozen):
     max_logprob_gap: float = Field(
         1e-3, gt=0, description="Largest allowed difference between sampler and learner log-probs of tokens sampled by the current weights."
     )
+
+
+class TinyModelConfig(_Frozen):
+    """The shape of the tiny Llama. With a vocabulary of 200 the defaults give 0.32 million parameters."""
+
+    hidden_size: int = Field(128, ge=32, description="Width; heads times the head size, which must be 32 or 64.")
+    layers: int = Field(2, ge=1, description="Transformer blocks.")
+    heads: int = Field(4, ge=1, description="Attention heads.")
+    kv_heads: int = Field(2, ge=1, description="Key and value heads; divides the number of heads.")
+    intermediate_size: int = Field(256, ge=1, description="Width of the MLP.")
+    max_position: int = Field(1024, ge=1, description="Longest sequence in tokens.")
+    tie_embeddings: bool = Field(True, description="Input and output embeddings are one tensor.")
+    init_std: float = Field(
+        0.08, gt=0, description="Standard deviation of the initial weights; at the usual 0.02 so narrow a model learns slowly."
+    )
+    seed: int = Field(0, description="Seed of the random weights.")
+
+    @model_validator(mode="after")
+    def _check_heads(self) -> "TinyModelConfig":
+        if self.heads % self.kv_heads:
+            raise ValueError(
+                f"heads={self.heads} is not a multiple of kv_heads={self.kv_heads}; every key head serves the same number of heads"
+            )
+        if self.hidden_size not in (32 * self.heads, 64 * self.heads):
+            raise ValueError(
+                f"hidden_size={self.hidden_size} with heads={self.heads} is a head size of {self.hidden_size / self.heads:g}; vLLM's CPU "
+                f"attention supports 32 and 64: set hidden_size to {32 * self.heads} or {64 * self.heads}"
+            )
+        return self

@@ -77,7 +77,7 @@ class ChatEncoder:
         messages = [{"role": role, "content": content} for role, content in turns]
         try:
             return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generate))
-        except Exception as error:  # noqa: BLE001 - a template is foreign code and may raise anything; its words are the reason
+        except Exception as error:  # a template is foreign code and may raise anything; its words are the reason
             raise InputError(
                 f"the chat template refuses the roles {[role for role, _ in turns]}: {error}. If it has no "
                 f"{self.observation_role!r} role, set model.observation_role=user"

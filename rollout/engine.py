@@ -7,48 +7,24 @@ Two ways to drive the same engine behind one protocol:
   does not need. Weights arrive between two steps, so every token knows its version.
 - `AsyncEngine` is vLLM's AsyncLLM: the core in a process of its own, scheduling overlapped with the forward pass.
 
-Both return processed log-probs (after temperature), so that the learner's log-probs at the same temperature are equal.
+Both follow `rollout.policy.Engine` and return processed log-probs (after temperature), so that the learner's log-probs at the
+same temperature are equal.
 """
 
 import asyncio
 import itertools
 import os
-from collections.abc import Mapping
-from typing import Any, Protocol
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from envs.errors import InputError
 from rollout.config import GeneratorConfig
+from rollout.policy import Engine
 from rollout.types import Completion, Sampling
 
-
-class Engine(Protocol):
-    """What a generator needs of an engine; `version` counts the weight pushes it has received."""
-
-    version: int
-
-    async def generate(self, token_ids: tuple[int, ...], sampling: Sampling) -> Completion:
-        """Sample one turn behind `token_ids`, up to and including the end-of-turn token."""
-        ...
-
-    async def score(self, token_ids: tuple[int, ...]) -> tuple[float, ...]:
-        """Log-probs at temperature 1 of `token_ids[1:]`, each given the tokens before it, by a fresh forward pass."""
-        ...
-
-    async def weights_rpc(self, method: str, **payload: Any) -> None:
-        """Call one step of vLLM's weight-transfer protocol on the workers."""
-        ...
-
-    async def commit(self, version: int) -> None:
-        """The new weights are loaded: forget every cached prefix of the old ones and count tokens as `version` from now on."""
-        ...
-
-    def prefix_hit_rate(self) -> float | None:
-        """Share of prompt tokens since the last call that were found in the prefix cache; None if nothing was asked."""
-        ...
-
-    def close(self) -> None:
-        """Stop the engine."""
-        ...
+# Steps without any output, after which a request that the scheduler cannot place is an error instead of a busy wait.
+_STALLED_STEPS = 1000
 
 
 def has_gpu() -> bool:
@@ -73,9 +49,10 @@ def start_engine(model: str, end_id: int, max_model_len: int, config: GeneratorC
         "model": model,
         "dtype": config.dtype,
         "seed": seed % 2**32,
-        "max_model_len": max_model_len,
+        # One more than the longest episode, because scoring a row samples one token behind it.
+        "max_model_len": max_model_len + 1,
         "max_num_seqs": config.max_num_seqs,
-        "max_num_batched_tokens": max(config.max_batched_tokens, max_model_len),
+        "max_num_batched_tokens": max(config.max_batched_tokens, max_model_len + 1),
         "tensor_parallel_size": config.tensor_parallel,
         "enforce_eager": config.enforce_eager,
         "enable_prefix_caching": config.prefix_caching,
@@ -141,6 +118,7 @@ class InprocessEngine:
         from vllm.v1.engine.llm_engine import LLMEngine
 
         self._llm = LLMEngine.from_engine_args(EngineArgs(**arguments))
+        self._context = int(arguments["max_model_len"])
         self._end_id = end_id
         self._ids = itertools.count()
         self._pending: dict[str, _Pending] = {}
@@ -167,6 +145,8 @@ class InprocessEngine:
     async def _run(self, token_ids: tuple[int, ...], params: Any) -> _Pending:
         from vllm.v1.engine import EngineCoreRequest
 
+        # The core would wait for ever for room behind the request.
+        assert len(token_ids) < self._context, f"{len(token_ids)} tokens leave no room to sample in a context of {self._context}"
         name = str(next(self._ids))
         pending = self._pending[name] = _Pending(self.version)
         request = EngineCoreRequest(name, list(token_ids), None, params, None, 0.0, None, None, None)
@@ -184,13 +164,18 @@ class InprocessEngine:
     async def _step_until_idle(self) -> None:
         # Consumes requests; produces completions; between two steps the episodes that got one run and ask for their next turn,
         # and a weight update may come in. Ends when nothing is in flight; the next request starts it again.
+        stalled = 0
         while self._pending:
             if self._updating:
                 await asyncio.sleep(0.001)
                 continue
             try:
-                self._collect(self._llm.engine_core.get_output().outputs)
-            except Exception as error:  # noqa: BLE001 - a dead engine must fail every episode that waits for it, not hang them
+                outputs = self._llm.engine_core.get_output().outputs
+                stalled = 0 if outputs else stalled + 1
+                if stalled > _STALLED_STEPS:
+                    raise RuntimeError("it cannot schedule a request: raise generator.kv_cache_gib or generator.max_batched_tokens")
+                self._collect(outputs)
+            except Exception as error:  # a dead engine must fail every episode that waits for it, not hang them
                 for pending in self._pending.values():
                     if not pending.done.done():
                         pending.done.set_exception(RuntimeError(f"the vLLM engine failed: {type(error).__name__}: {error}"))
@@ -233,6 +218,19 @@ class InprocessEngine:
         rate = self._found / self._asked if self._asked else None
         self._asked = self._found = 0
         return rate
+
+    def drive_bare(self, prompts: Sequence[tuple[int, ...]], lengths: Sequence[int]) -> float:
+        """Seconds that vLLM's public loop (`add_request`, `step`) takes to sample `lengths` tokens behind `prompts`: the yardstick.
+
+        All requests are known at the start, which is easier than the episodes' own order, where a turn waits for the last one.
+        """
+        begun = time.perf_counter()
+        for name, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
+            params = _sampling_params(Sampling(max_tokens=length, seed=name), end_id=-1)
+            self._llm.add_request(f"bare-{name}", {"prompt_token_ids": list(prompt)}, params)
+        while self._llm.has_unfinished_requests():
+            self._llm.step()
+        return time.perf_counter() - begun
 
     def close(self) -> None:
         """See `Engine`."""

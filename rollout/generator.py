@@ -5,10 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from envs.contract import Task
+from envs.errors import InputError
 from envs.metrics import Metric, Reduction
 from rollout.chat import load_encoder
 from rollout.config import GeneratorConfig, RolloutConfig
-from rollout.engine import start_engine
+from rollout.engine import InprocessEngine, start_engine
 from rollout.play import EnvHost, GroupFailure, play_group
 from rollout.types import Group
 
@@ -96,6 +97,12 @@ class Generator:
     async def commit(self, version: int) -> None:
         """The weights of `version` have arrived."""
         await self._engine.commit(version)
+
+    async def drive_bare(self, prompts: Sequence[tuple[int, ...]], lengths: Sequence[int]) -> float:
+        """Seconds of `InprocessEngine.drive_bare`, for the benchmark. Raises `InputError` for another engine."""
+        if not isinstance(self._engine, InprocessEngine):
+            raise InputError("the yardstick of the generator drives vLLM in this process; set generator.engine=inprocess")
+        return self._engine.drive_bare(prompts, lengths)
 
     def close(self) -> None:
         """Stop the engine."""

@@ -6,27 +6,21 @@ and if that fails too the WHOLE group is dropped and counted, because dropping o
 
 import asyncio
 import hashlib
+import itertools
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from envs.contract import Env, EnvFault, EnvSpec, Message, Step, Task
+from envs.isolated import FaultKind
 from rollout.chat import ChatEncoder
 from rollout.config import RolloutConfig
 from rollout.episode import Episode
+from rollout.policy import Policy
 from rollout.types import Completion, Group, Sampling, Trajectory
 
-
 _T = TypeVar("_T")
-
-
-class Policy(Protocol):
-    """Anything that samples a turn."""
-
-    async def generate(self, token_ids: tuple[int, ...], sampling: Sampling) -> Completion:
-        """Sample one turn behind `token_ids`."""
-        ...
 
 
 class EnvHost(Protocol):
@@ -83,7 +77,7 @@ class LocalHost:
         begun = time.perf_counter()
         try:
             return call()
-        except Exception as error:  # noqa: BLE001 - the supervised border of an episode: the error becomes data
+        except Exception as error:  # the supervised border of an episode: the error becomes data
             raise EnvFault(kind="raised", message=f"{type(error).__name__}: {error}") from error
         finally:
             self._busy_s += time.perf_counter() - begun
@@ -140,11 +134,15 @@ async def play_group(
     host: EnvHost,
     temperature: float | None = None,
 ) -> Group | GroupFailure:
-    """Play `size` siblings of one task concurrently; `temperature` overrides the config's (0 for a greedy evaluation)."""
+    """Play `size` siblings of one task concurrently; `temperature` overrides the config's (0 for a greedy evaluation).
 
-    async def member(number: int) -> Trajectory | EnvFault:
-        fault: EnvFault | None = None
-        for attempt in range(1 + config.episode_retries):
+    A `lost` episode (another one took their shared process down) is played again without spending an attempt: each loss needs
+    a fault elsewhere, which spends one there, so this ends. The first member without attempts ends its siblings too.
+    """
+
+    async def member(number: int) -> Trajectory:
+        retries = config.episode_retries
+        for attempt in itertools.count():
             episode = Episode(
                 task=task,
                 encoder=encoder,
@@ -158,16 +156,22 @@ async def play_group(
                 # The attempt is part of the name: a late answer to an earlier attempt has nobody to reach.
                 name = f"{seed}.{group}.{number}.{attempt}"
                 return await play(episode, name, policy, host, config.temperature if temperature is None else temperature)
-            except EnvFault as error:
-                fault = error
-        assert fault is not None
-        return fault
+            except EnvFault as fault:
+                if fault.kind != FaultKind.LOST:
+                    if retries == 0:
+                        raise
+                    retries -= 1
+        raise AssertionError("unreachable: the attempts are counted without end")
 
-    results = await asyncio.gather(*(member(number) for number in range(size)))
-    faults = [result for result in results if isinstance(result, EnvFault)]
-    if faults:
-        return GroupFailure(task=task, group=group, kind=faults[0].kind, message=faults[0].message)
-    return Group(trajectories=tuple(result for result in results if isinstance(result, Trajectory)))
+    members = [asyncio.create_task(member(number)) for number in range(size)]
+    try:
+        return Group(trajectories=tuple(await asyncio.gather(*members)))
+    except EnvFault as fault:
+        return GroupFailure(task=task, group=group, kind=fault.kind, message=fault.message)
+    finally:
+        for one in members:
+            one.cancel()
+        await asyncio.gather(*members, return_exceptions=True)
 
 
 def demonstrate(task: Task, spec: EnvSpec, player: str, *, seed: int, number: int, config: RolloutConfig, encoder: ChatEncoder) -> Group:

@@ -11,6 +11,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import ProcessGroupGloo
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
@@ -61,16 +62,16 @@ def open_store(host: str, port: int, world_size: int, timeout_s: float, *, sende
     return dist.TCPStore(host, port, world_size, sender, timeout=timedelta(seconds=timeout_s), wait_for_workers=False)
 
 
-def join_group(store: dist.TCPStore, rank: int, world_size: int, timeout_s: float) -> dist.ProcessGroupGloo:
+def join_group(store: dist.TCPStore, rank: int, world_size: int, timeout_s: float) -> ProcessGroupGloo:
     """Join the transfer group; returns when all are there. Every operation of the group ends within `timeout_s`.
 
     The group belongs to nobody's default process group, so it lives beside the learner's own and vLLM's own.
     """
-    options = dist.ProcessGroupGloo._Options()
+    options = ProcessGroupGloo._Options()
     options._timeout = timedelta(seconds=timeout_s)
     loopback = store.host.startswith("127.")
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1" if loopback else socket.gethostname())]
-    return dist.ProcessGroupGloo(dist.PrefixStore("weights", store), rank, world_size, options)
+    options._devices = [ProcessGroupGloo.create_device(hostname="127.0.0.1" if loopback else socket.gethostname())]
+    return ProcessGroupGloo(dist.PrefixStore("weights", store), rank, world_size, options)
 
 
 class GlooReceiver(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo]):
@@ -78,7 +79,7 @@ class GlooReceiver(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo]):
 
     init_info_cls = GlooInitInfo
     update_info_cls = GlooUpdateInfo
-    _group: dist.ProcessGroupGloo | None = None
+    _group: ProcessGroupGloo | None = None
     _chunk_bytes = 0
 
     def init_transfer_engine(self, init_info: GlooInitInfo) -> None:

@@ -8,9 +8,9 @@ import torch
 from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from learner.config import AlgorithmConfig, LearnerConfig
+from learner.config import AlgorithmConfig, LearnerConfig, TinyModelConfig
 from learner.learner import Learner
-from learner.tiny import TinyModelConfig, build_tiny
+from learner.tiny import build_tiny
 from learner.types import MicroBatch
 
 VOCAB = 61

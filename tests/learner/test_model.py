@@ -9,10 +9,11 @@ from pydantic import ValidationError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from envs.errors import InputError
+from learner.config import TinyModelConfig
 from learner.logprob import PolicyModel
 from learner.model import export_model, load_model, new_folder
 from learner.smollm2 import convert_smollm2
-from learner.tiny import TinyModelConfig, build_tiny
+from learner.tiny import build_tiny
 from tests.learner.engine_cases import VOCAB, batch, naive_logp, write_model
 
 
