@@ -1,11 +1,10 @@
 # Everything here works from a bare machine with Python 3.11 or newer, a C++ compiler and make: what a target needs is set up
-# first, in .venv. Set PYTHON to choose the interpreter, and EXTRAS=gpu,dev to install for a GPU.
+# first, in .venv. Set PYTHON to choose the interpreter; `make setup EXTRAS=gpu,dev` sets up for a GPU.
 
 PYTHON ?= python3
 EXTRAS ?= cpu,dev
 BIN := .venv/bin
-comma := ,
-STAMP := .venv/set-up-for-$(subst $(comma),-,$(EXTRAS))
+STAMP := .venv/set-up
 
 # Nothing here needs a model hub, and nothing reports usage to anybody.
 export HF_HUB_OFFLINE := 1

@@ -58,16 +58,17 @@ def check(now: Attestation, before: Attestation | None, tolerance: float) -> Non
     """Raise `AttestationError` unless `now` proves that every generator has the learner's weights."""
     for number, scores in enumerate(now.generators):
         gap = max_abs_diff(now.learner, scores)
+        # The first of the two, because it is the sharper diagnosis of what would often fail the second as well.
+        if before is not None and now.moved > _MOVED and max_abs_diff(scores, before.generators[number]) == 0.0:
+            raise AttestationError(
+                f"generator {number} kept its old weights: after push {now.version} its log-probs on the probe are bit for bit those "
+                f"of push {before.version}, but the learner's moved by {now.moved:.3g}"
+            )
         if not gap <= tolerance:  # also true for NaN
             raise AttestationError(
                 f"generator {number} is not the learner: after push {now.version} their log-probs on the probe differ by {gap:.3g}, "
                 f"expected at most cluster.probe_tolerance={tolerance:g}. The push was corrupted, or the generator kept old weights; "
                 "samples from here on would train another policy. (In bfloat16 a gap of 5e-3 is normal: raise the tolerance.)"
-            )
-        if before is not None and now.moved > _MOVED and max_abs_diff(scores, before.generators[number]) == 0.0:
-            raise AttestationError(
-                f"generator {number} kept its old weights: after push {now.version} its log-probs on the probe are bit for bit those "
-                f"of push {before.version}, but the learner's moved by {now.moved:.3g}"
             )
 
 

@@ -4,7 +4,8 @@ import logging
 import os
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +13,7 @@ from typing import Annotated
 import typer
 
 from cluster import cli_model
+from cluster.interrupt import INTERRUPTED
 from envs.errors import InputError, did_you_mean
 
 app = typer.Typer(
@@ -41,6 +43,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except InputError as error:
         print(f"pickaxe: {error}", file=sys.stderr)
         sys.exit(2)
+
+
+@contextmanager
+def _interrupted(words: str) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(words, file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None
 
 
 def _print_version(wanted: bool) -> None:
@@ -82,16 +93,22 @@ def train(
     pickaxe train my-recipe.yaml seed=1
     """
     from cluster.load_config import load_config
-    from cluster.run_dir import check_free
+    from cluster.run_dir import check_free, claim
 
     config = load_config(recipe, overrides or [])
     if run_dir is not None:
         check_free(run_dir, overwrite=overwrite)
     elif overwrite:
         raise InputError("--overwrite needs --run-dir: without it every run gets a folder of its own")
-    from cluster.supervise import run_training
+    with _interrupted("Interrupted before the run had begun."):
+        print("loading torch, ray and vLLM ...", file=sys.stderr)
+        from cluster.preflight import preflight
 
-    raise typer.Exit(run_training(config, Path(recipe).stem, overrides or [], run_dir, overwrite=overwrite))
+        advice = preflight(config)
+        from cluster.supervise import run_training
+
+        folder = run_dir or claim(Path(recipe).stem)
+        raise typer.Exit(run_training(config, Path(recipe).stem, overrides or [], folder, advice, overwrite=overwrite))
 
 
 @app.command("eval")
@@ -123,20 +140,19 @@ def evaluate(
     changes = [*(overrides or [])]
     changes += [f"eval.max_tasks={max_tasks}"] if max_tasks is not None else []
     changes += [f"seed={seed}"] if seed is not None else []
-    from rich.console import Console
+    with _interrupted("Interrupted; every process has ended."):
+        print("loading torch, ray and vLLM ...", file=sys.stderr)
+        from rich.console import Console
 
-    from cluster.actors import RunError
-    from cluster.evaluate import eval_config, evaluate_policy, evaluation_table
+        from cluster.actors import RunError
+        from cluster.evaluate import eval_config, evaluate_policy, evaluation_table
 
-    config = eval_config(model, env, env_param or [], changes)
-    try:
-        found = evaluate_policy(config, samples=samples, greedy=greedy, console=Console(stderr=True))
-    except KeyboardInterrupt:
-        print("Interrupted; every process has ended.", file=sys.stderr)
-        raise typer.Exit(130) from None
-    except RunError as error:
-        print(f"pickaxe: {error}", file=sys.stderr)
-        raise typer.Exit(1) from None
+        config = eval_config(model, env, env_param or [], changes)
+        try:
+            found = evaluate_policy(config, samples=samples, greedy=greedy, console=Console(stderr=True))
+        except RunError as error:
+            print(f"pickaxe: {error}", file=sys.stderr)
+            raise typer.Exit(1) from None
     if as_json:
         print(found.to_json())
     else:
@@ -171,13 +187,14 @@ def explain(
     from learner.plan import resolve
 
     if what in METHODS:
-        config = override_config({"algorithm": {"method": what}}, overrides or [], what)
+        algorithm = override_config({"algorithm": {"method": what}}, overrides or [], what).algorithm
     elif what in recipe_names() or Path(what).suffix in (".yaml", ".yml"):
         config = load_config(what, overrides or [])
+        algorithm = config.algorithm.model_copy(update={"generation_limit": config.generation_limit})
         print(dump_config(config))
     else:
         raise InputError(f"no recipe and no method {what!r}: {did_you_mean(what, [*recipe_names(), *METHODS])}")
-    plan = resolve(config.algorithm)
+    plan = resolve(algorithm)
     print(describe(plan.method))
     print(f"\n{formula(plan)}")
 
@@ -215,5 +232,21 @@ def play(
     terminal_play.play(spec, params, seed=seed, player=player, console=Console())
 
 
-if __name__ == "__main__":
-    main()
+@app.command()
+def bench(
+    overrides: Overrides = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Counted repeats; medians are printed.")] = 7,
+    out: Annotated[Path, typer.Option(help="Where the numbers go as JSON.")] = Path("runs/bench.json"),
+) -> None:
+    """Measure this machine: whole steps, and generator, learner and push against something bare beside them.
+
+    \b
+    Run it on a quiet machine; it takes about three minutes. Ratios above 1 mean faster than the yardstick.
+    The overrides change the recipe number-search-tiny that is measured, such as cluster.generators=2.
+    """
+    from rich.console import Console
+
+    from cluster.bench import bench as run
+
+    with _interrupted("pickaxe: interrupted; nothing was written"):
+        run(Console(), out, list(overrides or []), repeats)

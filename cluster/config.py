@@ -23,9 +23,7 @@ class EnvConfig(_Frozen):
     """Which world the policy acts in."""
 
     name: str = Field("number_search", description="A built-in environment, or package.module:SPEC for your own `EnvSpec`.")
-    params: dict[str, Any] = Field(
-        default_factory=dict, description="The environment's own settings; `pickaxe play ENV --help` lists them."
-    )
+    params: dict[str, Any] = Field(default_factory=dict, description="The environment's own settings; `pickaxe play` lists them.")
 
     @property
     def spec(self) -> EnvSpec:
@@ -138,9 +136,9 @@ class RunConfig(_Frozen):
                 f"rollout.max_context_tokens={self.rollout.max_context_tokens} has no room for a prompt beside a turn of "
                 f"rollout.max_turn_tokens={self.rollout.max_turn_tokens}; raise the first or lower the second"
             )
-        if self.model.path is None and self.model.tiny.max_position < self.rollout.max_context_tokens:
+        if self.model.path is None and self.model.tiny.max_position <= self.rollout.max_context_tokens:
             raise ValueError(
-                f"model.tiny.max_position={self.model.tiny.max_position} is less than rollout.max_context_tokens="
+                f"model.tiny.max_position={self.model.tiny.max_position} is not more than rollout.max_context_tokens="
                 f"{self.rollout.max_context_tokens}; the policy could not read its own episode, raise it"
             )
         if self.cold_start.player not in spec.players:

@@ -21,6 +21,7 @@ from cluster.run_folder import last_checkpoint
 from cluster.sample import evaluate
 from cluster.scores import scores
 from envs.errors import InputError
+from learner.model import check_folder
 from rollout.play import sampling_seed
 from rollout.types import Group
 
@@ -64,6 +65,7 @@ def eval_config(model: str, env: str | None, params: Sequence[str], overrides: S
         return load_config(str(Path(model) / MARK), changes)
     if env is None:
         raise InputError(f"{model} is not the folder of a run (it has no {MARK}), so it has no environment of its own; name one with --env")
+    check_folder(model)
     context = min(longest_context(model) or _CONTEXT_TOKENS, _CONTEXT_TOKENS)
     tree: dict[str, Any] = {
         "env": {"name": env},
@@ -112,14 +114,20 @@ def evaluate_policy(config: RunConfig, *, samples: int, greedy: bool, console: C
 def evaluation_table(found: Evaluation) -> Table:
     """The numbers for a person: a row a number, a column for all tasks and one a level if there are several."""
     columns = {"all levels" if found.levels else "": found.overall} | dict(found.levels)
-    table = Table(title=f"{found.policy} on {found.environment}", title_style="bold", title_justify="left", border_style="cyan")
+    table = Table(
+        title=f"{found.policy} on {found.environment}",
+        title_style="bold",
+        title_justify="left",
+        border_style="cyan",
+        show_header=bool(found.levels),
+    )
     table.add_column(style="dim")
     for name in columns:
         table.add_column(name, justify="right")
     for label, name in _ROWS + tuple((_label(name), name) for name in found.overall if name not in _HIDDEN):
         if name in found.overall:
             table.add_row(label, *(_cell(values, name) for values in columns.values()))
-    table.add_row("best possible success", fixed(found.best_success, ".4g"))
+    table.add_row("best possible success", fixed(found.best_success))
     table.caption = f"{found.tasks} tasks, {found.samples} samples each; brackets: 95 % interval over tasks"
     if found.dropped:
         table.caption += f"; {found.dropped} groups dropped because their environment failed"
@@ -134,9 +142,10 @@ def _label(name: str) -> str:
 
 
 def _cell(values: Mapping[str, float], name: str) -> str:
-    text = fixed(number(values, name), ".4g")
     low, high = number(values, f"{name}_low"), number(values, f"{name}_high")
-    return text if low is None else f"{text} [{fixed(low)}, {fixed(high)}]"
+    if low is None:
+        return fixed(number(values, name))
+    return f"{fixed(number(values, name))} [{fixed(low)}, {fixed(high)}]"
 
 
 def _of(groups: Sequence[Group], level: str) -> list[Group]:

@@ -8,6 +8,9 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+INTERRUPTED = 130
+"""Exit status after Ctrl-C, as shells have it."""
+
 _BOTH = (signal.SIGINT, signal.SIGTERM)
 
 

@@ -69,13 +69,16 @@ def _weight_files(folder: Path) -> Iterator[Path]:
 
 
 def longest_context(path: str) -> int | None:
-    """The most tokens that the model has positions for; None if its config does not say. Raises `InputError` if it has no config."""
+    """The longest episode in tokens that the model can play; None if its config does not say. Raises `InputError` without a config.
+
+    One position stays free, because the engine asks for one token more when it scores a whole episode.
+    """
     try:
         settings = AutoConfig.from_pretrained(path).get_text_config()
     except (OSError, ValueError, KeyError) as error:
         raise InputError(f"model {path} cannot be read: {error}. Expected a Hugging Face folder or hub name; check the spelling") from error
-    longest: int | None = getattr(settings, "max_position_embeddings", None)
-    return longest
+    positions: int | None = getattr(settings, "max_position_embeddings", None)
+    return positions and positions - 1
 
 
 def check_fit(config: RunConfig, encoder: ChatEncoder) -> list[str]:

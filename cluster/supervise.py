@@ -13,30 +13,27 @@ from rich.console import Console
 
 from cluster.actors import RunError
 from cluster.config import RunConfig
-from cluster.interrupt import terminated_as_interrupted, uninterrupted
+from cluster.interrupt import INTERRUPTED, terminated_as_interrupted, uninterrupted
 from cluster.live import LiveView
 from cluster.loop import train
-from cluster.preflight import preflight
 from cluster.report import final_words, summary_table, write_report
-from cluster.run_dir import claim
 from cluster.run_folder import RunFolder
 from cluster.sinks import read_metrics
 from envs.errors import InputError
-
-INTERRUPTED = 130
-"""Exit status after Ctrl-C, as shells have it."""
 
 _log = logging.getLogger("pickaxe")
 _VERSIONS = ("pickaxe", "torch", "transformers", "ray", "deepspeed")
 
 
-def run_training(config: RunConfig, recipe: str, overrides: Sequence[str], run_dir: Path | None, *, overwrite: bool) -> int:
+def run_training(
+    config: RunConfig, recipe: str, overrides: Sequence[str], run_dir: Path, advice: Sequence[str] = (), *, overwrite: bool = False
+) -> int:
     """Train in a folder of its own and return the exit status: 0, 1 if the run failed, 130 if it was interrupted.
 
-    Raises `InputError`, with nothing left behind, for what a person can put right before the run has begun.
+    `advice` is what `cluster.preflight` had to say; it is repeated where it stays in view. Raises `InputError`, with nothing left
+    behind, for what a person can put right before the run has begun.
     """
-    advice = preflight(config)
-    folder = RunFolder.create(run_dir or claim(recipe), config, overwrite=overwrite)
+    folder = RunFolder.create(run_dir, config, overwrite=overwrite)
     console, begun = Console(), time.perf_counter()
     with _logging_to(folder.path / "log.txt"), terminated_as_interrupted():
         _log.info("recipe %s, overrides %s, %s", recipe, list(overrides), ", ".join(f"{name} {version(name)}" for name in _VERSIONS))

@@ -8,7 +8,7 @@ Shape suffixes: `_S` states (histories), `_V` vocabulary, `_P` parameters (S * V
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import combinations_with_replacement
 
@@ -102,22 +102,27 @@ def expected_gradient(toy: Toy, plan: Plan, *, group_size: int, generation_limit
     `w` comes from the code that trains; the scores come from autograd, once a path. Groups with the same members in another
     order are enumerated once and counted by their number of orders. The reference of a KL is the policy itself.
     """
+    mean_P = torch.zeros(toy.logits_SV.numel(), dtype=torch.float64)
+    second_moment = 0.0
+    for probability, gradient_P in sampled_gradients(toy, plan, group_size=group_size, generation_limit=generation_limit):
+        mean_P += probability * gradient_P
+        second_moment += probability * float(gradient_P @ gradient_P)
+    return Estimate(mean_P=mean_P, variance=second_moment - float(mean_P @ mean_P))
+
+
+def sampled_gradients(toy: Toy, plan: Plan, *, group_size: int, generation_limit: int = 1) -> Iterator[tuple[float, torch.Tensor]]:
+    """Every gradient that one group of `group_size` paths can give, shape (P,), with its probability; they sum to 1."""
     paths = toy.paths()
     scores = [_scores(toy, path) for path in paths]
     logps = [toy.log_probs(path, toy.logits_SV) for path in paths]
     siblings = [[_trajectory(toy, path, member) for member in range(group_size)] for path in paths]
     probabilities = [math.exp(logp.sum()) for logp in logps]
-    mean_P = torch.zeros(toy.logits_SV.numel(), dtype=torch.float64)
-    second_moment = 0.0
     for chosen in combinations_with_replacement(range(len(paths)), group_size):
         orders = math.factorial(group_size) / math.prod(math.factorial(count) for count in Counter(chosen).values())
         probability = orders * math.prod(probabilities[number] for number in chosen)
         group = Group(trajectories=tuple(siblings[number][member] for member, number in enumerate(chosen)))
         w_M = group_weights(group, plan, torch.cat([logps[number] for number in chosen]), generation_limit)
-        gradient_P = w_M @ torch.cat([scores[number] for number in chosen])
-        mean_P += probability * gradient_P
-        second_moment += probability * float(gradient_P @ gradient_P)
-    return Estimate(mean_P=mean_P, variance=second_moment - float(mean_P @ mean_P))
+        yield probability, w_M @ torch.cat([scores[number] for number in chosen])
 
 
 def group_weights(group: Group, plan: Plan, logp_M: torch.Tensor, generation_limit: int) -> torch.Tensor:
