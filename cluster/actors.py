@@ -15,7 +15,7 @@ from envs.catalog import find
 from envs.errors import InputError
 from envs.metrics import Metric
 from learner.types import MicroBatch
-from rollout.engine import has_gpu
+from rollout.engine_params import has_gpu
 from rollout.generator import Generator
 from rollout.play import LocalHost
 
@@ -113,8 +113,9 @@ def _create(config: RunConfig, model: str, *, learners: bool) -> Cluster:
     def actor(plain: type, *, threads: int, num_gpus: float, concurrency: int) -> Any:
         environment = {
             "OMP_NUM_THREADS": str(threads),
-            # Waiting threads sleep: spinning ones would take the core that another process needs, and both would crawl.
-            "OMP_WAIT_POLICY": "PASSIVE",
+            # Waiting threads spin for microseconds and then sleep: by default they spin on, and take the core that another
+            # process needs, which made a step 20 times slower beside one busy neighbour.
+            "GOMP_SPINCOUNT": "10000",
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         }
         # Ray runs at most 1000 calls of an async actor and 1 of a threaded one at a time unless told otherwise.

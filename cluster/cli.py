@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from cluster import cli_model
+from cluster import cli_lab, cli_model
 from cluster.interrupt import INTERRUPTED
 from envs.errors import InputError, did_you_mean
 
@@ -25,6 +25,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 app.add_typer(cli_model.app, name="model")
+app.add_typer(cli_lab.app, name="lab")
 
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY.SUB=VALUE]...", help="Changes to the config, such as learner.lr=1e-4.")

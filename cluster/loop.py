@@ -28,9 +28,11 @@ from envs.metrics import reduce_metrics
 from learner.batch import optimizer_steps
 from learner.credit import credit, initial_baseline
 from learner.plan import resolve
+from learner.types import Judgement
 from rollout.chat import load_encoder
 from rollout.generator import GroupRequest
 from rollout.play import sampling_seed
+from rollout.types import Group
 
 _STARVED_STEPS = 5
 
@@ -123,6 +125,7 @@ class Training:
         metrics = rollout_metrics(groups, sampled.failures, self.clock["generate"])
         metrics |= reduce_metrics(sampled.metrics) | summary_metrics(groups, config.env.spec.metrics)
         self.warn_if_starved(metrics["groups/dead_fraction"])
+        judged = self.judge(groups) if self.plan.needs_judgement else None
         with self.timed("credit"):
             steps, baseline, parts = optimizer_steps(
                 groups,
@@ -134,15 +137,25 @@ class Training:
                 current_version=self.version,
                 minibatches=_divisor(len(groups), config.learner.minibatches),
                 epochs=config.learner.epochs,
+                judged=judged,
             )
         if step in (1, config.steps) or step % config.output.trajectories_every == 0:
-            self.folder.write_trajectories(step, groups, credit(groups, self.plan, self.baseline), self.encoder)
+            self.folder.write_trajectories(step, groups, credit(groups, self.plan, self.baseline, judged), self.encoder)
         self.baseline = baseline
         with self.timed("learn"):
             ranks = self.cluster.learn_each([[s.micro_batches[rank] for s in steps] for rank in range(config.cluster.learners)])
         metrics |= reduce_metrics([parts]) | reduce_metrics(part for rank in ranks for part in rank)
         self.check_gap(metrics.get("sync/sampler_learner_gap", 0.0))
         return metrics
+
+    def judge(self, groups: list[Group]) -> list[Judgement]:
+        """Ask the learner for values and reference log-probs of every sampled token, one answer an episode."""
+        episodes = [episode for group in groups for episode in group.trajectories]
+        rows, masks = [episode.token_ids for episode in episodes], [episode.action_mask for episode in episodes]
+        with self.timed("learn"):
+            shares = self.cluster.learn(lambda rank: rank.judge.remote(rows, masks), "judging the samples")
+        judged = {number: one for share in shares for number, one in share.items()}
+        return [judged[number] for number in range(len(episodes))]
 
     def push(self) -> dict[str, float]:
         """Push the weights as a new version, and prove that they arrived."""

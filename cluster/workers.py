@@ -18,7 +18,7 @@ from envs.isolated import EnvProcess
 from envs.metrics import Metric, Reduction
 from learner.config import AlgorithmConfig, LearnerConfig
 from learner.learner import Learner
-from learner.types import MicroBatch
+from learner.types import Judgement, MicroBatch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,8 @@ class LearnerRank:
 
     def meet(self) -> Rendezvous:
         """Where the ranks can meet on this machine; asked of rank 0."""
-        address = ray.util.get_node_ip_address()
+        # A Ray cluster of this run's own is on one machine, and nothing of it needs to be reached from outside.
+        address = ray.util.get_node_ip_address() if self._config.cluster.address else "127.0.0.1"
         return Rendezvous(address=address, port=free_port(address))
 
     def join(self, meet: Rendezvous) -> None:
@@ -77,6 +78,10 @@ class LearnerRank:
     def begin(self, algorithm: AlgorithmConfig, learner: LearnerConfig, total_steps: int) -> None:
         """Begin a phase of training (see `Learner.begin`)."""
         self._learner.begin(algorithm, learner, total_steps)
+
+    def judge(self, rows: Sequence[Sequence[int]], masks: Sequence[Sequence[int]]) -> dict[int, Judgement]:
+        """This rank's share of what credit needs to know of the rows (see `Learner.judge`)."""
+        return self._learner.judge(rows, masks)
 
     def train(self, steps: Sequence[Sequence[MicroBatch]]) -> list[dict[str, Metric]]:
         """Take optimiser steps: for each, this rank's micro-batches."""

@@ -15,10 +15,12 @@ from numpy.typing import NDArray
 
 from envs.errors import InputError
 from envs.metrics import Metric
-from learner.credit import BaselineState, FloatArray, credit, update_baseline
+from learner.choices import FILTERS
+from learner.credit import BaselineState, by_group, credit, update_baseline
 from learner.normalise import inverse_z
 from learner.plan import Plan
-from learner.types import MicroBatch, OptimizerStep
+from learner.returns import keeps, token_returns, values_of
+from learner.types import FloatArray, Judgement, MicroBatch, OptimizerStep
 from rollout.types import Group, Trajectory
 
 
@@ -27,6 +29,8 @@ class _Row:
     trajectory: Trajectory
     credit_T: FloatArray
     inverse_z: float
+    value_target_T: FloatArray | None = None
+    value_old_T: FloatArray | None = None
 
     @property
     def length(self) -> int:
@@ -45,24 +49,27 @@ def optimizer_steps(
     minibatches: int = 1,
     epochs: int = 1,
     credit_override: Sequence[FloatArray] | None = None,
+    judged: Sequence[Judgement] | None = None,
 ) -> tuple[list[OptimizerStep], BaselineState, dict[str, Metric]]:
     """The optimiser steps of one batch of groups, the baseline for the next batch, and metrics.
 
     The groups are cut, in the given order, into `minibatches` equal parts; each part is one optimiser step with a Z of its own,
     and all of them are repeated `epochs` times. `micro_batch_tokens` bounds rows x longest row, padding included; a row that is
     longer gets a micro-batch of its own. `generation_limit` (tokens) is C where the config names none. `credit_override` replaces
-    `credit`: one array a trajectory, over its sampled tokens. Only the first step can be on-policy: after it the weights are
+    `credit`: one array a trajectory, over its sampled tokens. `judged` is what `Learner.judge` said, one an episode; a plan with
+    `needs_judgement` needs it. Only the first step can be on-policy: after it the weights are
     newer than `current_version`. Rows whose weight is 0 whatever the policy becomes are left out, because they cannot change the
-    gradient. Raises `InputError` if the groups do not divide into the minibatches.
+    gradient. Raises `InputError` if the groups do not divide into the minibatches, or if `judged` is needed and missing.
     """
     if not groups or len(groups) % minibatches:
         raise InputError(
             f"got {len(groups)} groups for {minibatches} minibatches; expected a positive multiple, because a group must stay whole "
             "and every step must be of one size: change learner.minibatches or the groups a batch"
         )
-    credits = credit(groups, plan, baseline_state) if credit_override is None else credit_override
+    credits = credit(groups, plan, baseline_state, judged) if credit_override is None else credit_override
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     assert len(credits) == len(trajectories), f"{len(credits)} credits for {len(trajectories)} trajectories"
+    values = _values(groups, plan, judged)
     size = len(groups) // minibatches
     parts: list[list[_Row]] = []
     taken = 0
@@ -70,14 +77,21 @@ def optimizer_steps(
         scales = inverse_z(groups[first : first + size], plan, generation_limit)
         span = slice(taken, taken + len(scales))
         taken += len(scales)
-        rows = zip(trajectories[span], credits[span], scales, strict=True)
-        parts.append([_Row(trajectory=trajectory, credit_T=credit_T, inverse_z=scale) for trajectory, credit_T, scale in rows])
-    pull = plan.kl_coef > 0 or plan.config.entropy_coef > 0
+        rows = zip(trajectories[span], credits[span], scales, values[span], strict=True)
+        parts.append(
+            [
+                _Row(trajectory=trajectory, credit_T=credit_T, inverse_z=scale, value_target_T=target_T, value_old_T=old_T)
+                for trajectory, credit_T, scale, (target_T, old_T) in rows
+            ]
+        )
+    pull = plan.kl_in_gradient or plan.config.entropy_coef > 0 or plan.needs_value
     trained = [[row for row in part if row.inverse_z > 0 and (pull or row.credit_T.any())] for part in parts]
     steps = [
         _step(part, ranks, micro_batch_tokens, current_version if number == 0 else None) for number, part in enumerate(trained * epochs)
     ]
     metrics = _metrics(groups, credits, baseline_state, plan)
+    if plan.needs_value:
+        metrics |= _value_metrics(values)
     metrics["batch/trained_fraction"] = Metric(value=sum(map(len, trained)) / len(trajectories), weight=len(trajectories))
     return steps, update_baseline(baseline_state, groups, plan), metrics
 
@@ -88,8 +102,35 @@ def _metrics(groups: Sequence[Group], credits: Sequence[FloatArray], state: Base
         "groups/dead_fraction": Metric(value=sum(group.dead for group in groups) / len(groups), weight=len(groups)),
         "batch/credit_abs_mean": Metric(value=float(size.mean()), weight=size.size),
     }
+    if plan.returns in FILTERS:
+        kept = [keeps(plan, trajectory) for group in groups for trajectory in group.trajectories]
+        metrics["batch/kept_fraction"] = Metric(value=sum(kept) / len(kept), weight=len(kept))
     if plan.baseline == "moving_average":
         metrics["batch/baseline"] = Metric(value=state.value)
+    return metrics
+
+
+_Values = list[tuple[FloatArray | None, FloatArray | None]]
+
+
+def _values(groups: Sequence[Group], plan: Plan, judged: Sequence[Judgement] | None) -> _Values:
+    """What V should have said and what it said of each trajectory; (None, None) for each if the plan learns no value."""
+    members = [
+        (trajectory, one)
+        for group, group_judged in zip(groups, by_group(groups, judged), strict=True)
+        for trajectory, one in zip(group.trajectories, group_judged, strict=True)
+    ]
+    if not plan.needs_value:
+        return [(None, None)] * len(members)
+    return [(token_returns(trajectory, plan, one), values_of(trajectory, plan, one)) for trajectory, one in members]
+
+
+def _value_metrics(values: _Values) -> dict[str, Metric]:
+    """`1 - Var(target - V) / Var(target)`: 1 is a perfect V, 0 no better than a constant; left out if all targets are equal."""
+    target, old = (np.concatenate([one for one in column if one is not None]) for column in zip(*values, strict=True))
+    metrics = {"value/mean": Metric(value=float(old.mean()), weight=old.size)}
+    if target.max() > target.min():
+        metrics["value/explained_variance"] = Metric(value=float(1 - (target - old).var() / target.var()), weight=old.size)
     return metrics
 
 
@@ -121,17 +162,28 @@ def _micro_batch(rows: list[_Row], version: int | None) -> MicroBatch:
     mask_BT = _lay(chain.from_iterable(row.trajectory.action_mask for row in rows), present_BT, np.bool_)
     turns = [turn for row in rows for turn in row.trajectory.turns]
     fresh = [turn.first_version == turn.last_version == version for turn in turns]
-    credit_BT = np.zeros(mask_BT.shape)
-    credit_BT[mask_BT] = np.concatenate([row.credit_T for row in rows])
+
+    def tokens(values: Sequence[FloatArray | None]) -> torch.Tensor | None:
+        present = [values_T for values_T in values if values_T is not None]
+        if not present:
+            return None
+        laid_BT = np.zeros(mask_BT.shape)
+        laid_BT[mask_BT] = np.concatenate(present)
+        return torch.from_numpy(laid_BT)
+
+    credit_BT = tokens([row.credit_T for row in rows])
+    assert credit_BT is not None
     on_policy_BT = np.zeros(mask_BT.shape, dtype=np.bool_)
     on_policy_BT[mask_BT] = np.repeat(fresh, [len(turn.token_ids) for turn in turns])
     return MicroBatch(
         token_ids_BT=torch.from_numpy(_lay(chain.from_iterable(row.trajectory.token_ids for row in rows), present_BT, np.int64)),
         mask_BT=torch.from_numpy(mask_BT),
-        credit_BT=torch.from_numpy(credit_BT),
+        credit_BT=credit_BT,
         inverse_z_BT=torch.from_numpy(mask_BT * np.array([row.inverse_z for row in rows])[:, None]),
         logp_old_BT=torch.from_numpy(_lay(chain.from_iterable(row.trajectory.logp_old for row in rows), present_BT, np.float64)),
         on_policy_BT=torch.from_numpy(on_policy_BT),
+        value_target_BT=tokens([row.value_target_T for row in rows]),
+        value_old_BT=tokens([row.value_old_T for row in rows]),
     )
 
 
@@ -152,4 +204,6 @@ def _empty() -> MicroBatch:
         inverse_z_BT=zeros,
         logp_old_BT=zeros,
         on_policy_BT=torch.zeros(1, 2, dtype=torch.bool),
+        value_target_BT=zeros,
+        value_old_BT=zeros,
     )

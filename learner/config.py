@@ -7,30 +7,50 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class AlgorithmConfig(_Frozen):
     """Which row of the method table runs, and its switches. A switch left at None takes the row's own value."""
 
     method: str = Field("dr_grpo", description="A row of the method table; `pickaxe explain METHOD` prints what it optimises.")
-    baseline: Literal["none", "constant", "moving_average", "group_mean", "leave_one_out"] | None = Field(
+    baseline: Literal["none", "constant", "moving_average", "value", "group_mean", "leave_one_out"] | None = Field(
         None, description="Overrides the row's baseline, where the row allows one."
     )
     baseline_constant: float = Field(0.5, description="b of the `constant` baseline, and the start of the `moving_average`.")
     baseline_decay: float = Field(0.9, ge=0, lt=1, description="Decay a step of the `moving_average` baseline.")
     std: Literal["population", "sample"] = Field("population", description="Divide by G (population) or G-1 (sample) in a group's std.")
-    normaliser: Literal["constant", "token", "own_length", "group"] | None = Field(None, description="Overrides the row's normaliser Z.")
+    normaliser: Literal["constant", "token", "own_length", "group", "kept"] | None = Field(
+        None, description="Overrides the row's normaliser Z."
+    )
     generation_limit: int | None = Field(
         None, ge=1, description="C of the constant normaliser; None takes the most tokens an episode can sample (turns x tokens a turn)."
     )
     count_dead_groups: bool = Field(True, description="Whether groups with equal rewards, whose credit is 0, count in Z.")
-    drift: Literal["none", "ppo_clip"] | None = Field(None, description="Overrides the row's correction for an older sampling policy.")
+    filter_threshold: float = Field(1.0, description="Filtered methods keep an episode if its reward is at least this.")
+    drift: Literal["none", "ppo_clip", "tis", "masked", "sequence", "cispo"] | None = Field(
+        None, description="Overrides the row's correction for an older sampling policy."
+    )
     clip_low: float = Field(0.2, ge=0, le=1, description="The probability ratio is clipped below 1 - clip_low.")
     clip_high: float = Field(0.2, ge=0, description="The probability ratio is clipped above 1 + clip_high (clip-higher if larger).")
+    dual_clip: float | None = Field(
+        None, gt=1, description="ppo_clip, sequence: tokens with credit < 0 and a ratio above this have no gradient."
+    )
+    tis_cap: float = Field(2.0, ge=1, description="tis: ratios above this count as this.")
+    mask_low: float = Field(0.5, ge=0, le=1, description="masked: tokens with a ratio below this have no gradient.")
+    mask_high: float = Field(5.0, ge=1, description="masked: tokens with a ratio above this have no gradient.")
     kl_coef: float | None = Field(None, ge=0, description="Weight of the KL to the reference policy; None takes the row's own.")
-    kl_estimator: Literal["k1", "k2", "k3"] = Field("k3", description="Which estimator's gradient the KL term contributes.")
+    kl_estimator: Literal["k1", "k2", "k3"] = Field("k3", description="Which estimator of the KL; k1 only in the reward.")
+    kl_in: Literal["gradient", "reward"] = Field("gradient", description="The KL as a weight in the gradient or a penalty in the reward.")
     entropy_coef: float = Field(0.0, ge=0, description="Weight of the entropy bonus, in nats a sampled token.")
+    value: Literal["shared", "separate"] = Field(
+        "shared", description="Learned V, where a row needs one: a head on the policy's backbone, or on a backbone of its own."
+    )
+    value_coef: float = Field(0.5, gt=0, description="Weight of the value loss.")
+    value_clip: float | None = Field(None, gt=0, description="Largest change of a value in one batch that the value loss rewards.")
+    gamma: float = Field(1.0, gt=0, le=1, description="Discount a sampled token, of the gae return.")
+    gae_lambda: float = Field(0.95, ge=0, le=1, description="Of the gae return: 1 is sampled rewards only, 0 trusts V one token on.")
+    whiten: bool = Field(False, description="Shift and scale the credit of a batch to mean 0 and std 1; for rows with a learned V.")
 
 
 class LearnerConfig(_Frozen):

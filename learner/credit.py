@@ -2,24 +2,23 @@
 
     credit_it = (return_it - baseline_it) / scale_i
 
-Shape suffixes: `_G` siblings of one group, `_T` sampled tokens of one trajectory. Every token of a turn has the same credit.
+Shape suffixes: `_G` siblings of one group, `_T` sampled tokens of one trajectory. Without a learned value or a KL in the reward
+every token of a turn has the same credit.
 A group without a signal is found by comparing raw values (`max == min`), never by a small standard deviation: eight
 rewards of 0.7 have a float32 deviation of 1e-8, and dividing by it makes an advantage of about one from rounding alone.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from envs.errors import InputError
-from learner.methods import Returns
 from learner.plan import Plan
+from learner.returns import token_returns, values_of
+from learner.types import FloatArray, Judgement
 from rollout.types import Group, Trajectory
-
-FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,62 +45,82 @@ def update_baseline(state: BaselineState, groups: Sequence[Group], plan: Plan) -
     return BaselineState(value=decay * state.value + (1 - decay) * sum(rewards) / len(rewards))
 
 
-def credit(groups: Sequence[Group], plan: Plan, state: BaselineState) -> list[FloatArray]:
+def credit(groups: Sequence[Group], plan: Plan, state: BaselineState, judged: Sequence[Judgement] | None = None) -> list[FloatArray]:
     """Credit of every sampled token: one array `(T,)` a trajectory, in the order of the groups and their members.
 
         group_mean     R_i - mean_j R_j              leave_one_out  R_i - mean_(j != i) R_j
         alive          R_it - mean over the OTHER siblings that still play at turn t (0 when none does)
-        constant, moving_average     return - b
+        value          return - V(h_t)               constant, moving_average     return - b
 
-    With scale `std` the result is divided by the group's population or sample standard deviation; nothing is added to it.
-    Sources: Williams 1992 (constant), Kool et al. 2019 (leave one out), Shao et al. 2024, section 4.1.2 (group mean and std).
-    Raises `InputError`, naming task, group and member, for a group baseline on a group of one and for credit that is not finite.
+    With scale `std` the result is divided by the group's population or sample standard deviation; nothing is added to it. With
+    `whiten` the credit of the whole batch is shifted and scaled to mean 0 and std 1 over its tokens. `judged` is what
+    `Learner.judge` said, one an episode; plans with a learned value or a KL in the reward need it.
+    Sources: Williams 1992 (constant), Kool et al. 2019 (leave one out), Shao et al. 2024, section 4.1.2 (group mean and std),
+    Sutton et al. 2000 (value). Raises `InputError`, naming task, group and member, for a group baseline on a group of one, a
+    missing judgement and credit that is not finite.
     Degenerates: all rewards (for `alive`: rewards-to-go of a turn) equal gives credit exactly 0.
     """
-    credit_of = []
-    for group in groups:
+    credit_of: list[FloatArray] = []
+    for group, group_judged in zip(groups, by_group(groups, judged), strict=True):
         if plan.needs_group and len(group.trajectories) < 2:
             raise InputError(
                 f"{_name(group.trajectories[0])}: baseline {plan.baseline} compares siblings, but the group has one member; "
                 "expected two or more: set group_size to 2 or more, or use a method without a group baseline"
             )
-        for trajectory, turn_credit in zip(group.trajectories, _turn_credit(group, plan, state), strict=True):
-            if not all(map(math.isfinite, turn_credit)):
-                raise InputError(f"{_name(trajectory)}: credit {turn_credit} is not finite; expected rewards far below 1e308: rescale them")
-            credit_of.append(np.repeat(np.array(turn_credit, dtype=np.float64), [len(turn.token_ids) for turn in trajectory.turns]))
-    return credit_of
+        for trajectory, credit_T in zip(group.trajectories, _group_credit(group, plan, state, group_judged), strict=True):
+            if not np.isfinite(credit_T).all():
+                bad = credit_T[~np.isfinite(credit_T)][0]
+                raise InputError(f"{_name(trajectory)}: credit {bad} is not finite; expected rewards far below 1e308: rescale them")
+            credit_of.append(credit_T)
+    return _whiten(credit_of) if plan.config.whiten else credit_of
 
 
-def _turn_credit(group: Group, plan: Plan, state: BaselineState) -> list[list[float]]:
-    returns = [_returns(trajectory, plan.returns) for trajectory in group.trajectories]
+def by_group(groups: Sequence[Group], judged: Sequence[Judgement] | None) -> list[list[Judgement | None]]:
+    """The judgements of each group's members; None for each if there are none."""
+    rest: Iterator[Judgement | None] = iter(judged if judged is not None else [None] * sum(len(group.trajectories) for group in groups))
+    result = [[next(rest) for _ in group.trajectories] for group in groups]
+    assert next(rest, None) is None, "more judgements than trajectories"
+    return result
+
+
+def _group_credit(group: Group, plan: Plan, state: BaselineState, judged: Sequence[Judgement | None]) -> list[FloatArray]:
+    members = list(zip(group.trajectories, judged, strict=True))
+    returns = [token_returns(trajectory, plan, one) for trajectory, one in members]
     match plan.baseline:
         case "none":
             return returns
         case "constant":
-            return [[value - plan.config.baseline_constant for value in values] for values in returns]
+            return [return_T - plan.config.baseline_constant for return_T in returns]
         case "moving_average":
-            return [[value - state.value for value in values] for values in returns]
+            return [return_T - state.value for return_T in returns]
+        case "value":
+            return [return_T - values_of(trajectory, plan, one) for return_T, (trajectory, one) in zip(returns, members, strict=True)]
         case "alive":
-            return _centre_alive(returns)
+            return _alive_credit(group, returns)
         case "group_mean" | "leave_one_out":
             assert plan.returns == "reward", "a trajectory-level baseline under a turn-level return is refused by resolve"
-            centred = _centre(group.rewards, leave_one_out=plan.baseline == "leave_one_out")
+            centred = _centre([float(return_T[0]) for return_T in returns], leave_one_out=plan.baseline == "leave_one_out")
             if plan.scale == "std":
                 centred = _standardise(centred, ddof=1 if plan.config.std == "sample" else 0)
-            return [[value] * len(values) for value, values in zip(centred, returns, strict=True)]
+            return [np.full(len(return_T), value) for value, return_T in zip(centred, returns, strict=True)]
 
 
-def _returns(trajectory: Trajectory, returns: Returns) -> list[float]:
-    if returns == "one":
-        return [1.0] * len(trajectory.turns)
-    if returns == "reward":
-        assert trajectory.reward is not None, "a group holds scored trajectories only"
-        return [trajectory.reward] * len(trajectory.turns)
-    to_go, total = [], 0.0
-    for turn in reversed(trajectory.turns):
-        total += turn.reward
-        to_go.append(total)
-    return to_go[::-1]
+def _alive_credit(group: Group, returns: Sequence[FloatArray]) -> list[FloatArray]:
+    """The alive baseline turn by turn; every token of a turn has the same return."""
+    lengths = [[len(turn.token_ids) for turn in trajectory.turns] for trajectory in group.trajectories]
+    # A turn without a token has a return, but no token to read it from; it is the one of the token after it, or of the last.
+    by_turn = [
+        [float(return_T[min(start, len(return_T) - 1)]) for start in np.cumsum([0, *sizes[:-1]])]
+        for sizes, return_T in zip(lengths, returns, strict=True)
+    ]
+    return [np.repeat(np.array(values), sizes) for values, sizes in zip(_centre_alive(by_turn), lengths, strict=True)]
+
+
+def _whiten(credits: list[FloatArray]) -> list[FloatArray]:
+    whole = np.concatenate(credits)
+    if whole.max() == whole.min():
+        return [np.zeros_like(credit_T) for credit_T in credits]
+    return [(credit_T - whole.mean()) / whole.std() for credit_T in credits]
 
 
 def _centre(values_G: Sequence[float], *, leave_one_out: bool) -> list[float]:

@@ -119,11 +119,12 @@ class Engine:
         self._optimizer = getattr(self._ds.optimizer, "optimizer", self._ds.optimizer)
 
     def forward(
-        self, token_ids_BT: torch.Tensor, mask_BT: torch.Tensor, temperature: float | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, token_ids_BT: torch.Tensor, mask_BT: torch.Tensor, temperature: float | None = None, with_value: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """`PolicyModel.forward` on this rank's device."""
-        logp_M, entropy_M = self._ds(token_ids_BT.to(self._device), mask_BT.to(self._device), temperature)
-        return logp_M, entropy_M
+        outputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
+        outputs = self._ds(token_ids_BT.to(self._device), mask_BT.to(self._device), temperature, with_value)
+        return outputs
 
     def backward(self, loss: torch.Tensor, last: bool) -> None:
         """Add the gradient of this rank's `loss`; the gradient of the step is the sum over ranks and calls. `last` ends it."""
@@ -152,11 +153,11 @@ class Engine:
         self._optimizer.state.clear()
 
     def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every weight, whole, under its Hugging Face name, one at a time.
+        """Every weight of the policy, whole, under its Hugging Face name, one at a time; a learned value is not part of the policy.
 
         A tensor is valid until the next one is asked for: under ZeRO-3 it is gathered from all ranks and released again.
         """
-        for name, parameter in self._ds.module.named_parameters():
+        for name, parameter in self._policy_parameters():
             with deepspeed.zero.GatheredParameters([parameter], enabled=hasattr(parameter, "ds_id")):
                 yield self._hf_names[name], parameter.detach()
 
@@ -164,8 +165,11 @@ class Engine:
         """Name, dtype and full shape of every weight, in the order of `named_weights`; nothing is gathered."""
         return [
             (self._hf_names[name], parameter.dtype, tuple(getattr(parameter, "ds_shape", parameter.shape)))
-            for name, parameter in self._ds.module.named_parameters()
+            for name, parameter in self._policy_parameters()
         ]
+
+    def _policy_parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
+        return [(name, parameter) for name, parameter in self._ds.module.named_parameters() if name in self._hf_names]
 
     def save(self, folder: Path, state: dict[str, Any]) -> None:
         """Write weights, optimiser moments and `state` (plain JSON types) for an exact resume with the same ranks and stage."""
@@ -207,7 +211,8 @@ def _optimizer(policy: PolicyModel, config: LearnerConfig) -> torch.optim.Optimi
 
 def _deepspeed_config(policy: PolicyModel, config: LearnerConfig) -> dict[str, Any]:
     # A bucket larger than the model would only allocate memory that is never filled.
-    bucket = min(_BUCKET_ELEMENTS, sum(parameter.numel() for parameter in policy.parameters()))
+    # It must be even: DeepSpeed lays tensors out on 4 bytes, two elements of 16 bits.
+    bucket = min(_BUCKET_ELEMENTS, sum(parameter.numel() for parameter in policy.parameters()) + 1 & ~1)
     zero: dict[str, Any] = {"stage": config.zero_stage, "reduce_bucket_size": bucket, "allgather_bucket_size": bucket}
     if config.zero_stage == 3:
         zero.update(stage3_prefetch_bucket_size=bucket, stage3_param_persistence_threshold=_PERSISTENT_ELEMENTS)

@@ -8,10 +8,11 @@ Shape suffixes: `_S` states (histories), `_V` vocabulary, `_P` parameters (S * V
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations_with_replacement
 
+import numpy as np
 import torch
 
 from envs.contract import End, Task
@@ -19,6 +20,7 @@ from learner.credit import credit, initial_baseline
 from learner.loss import token_weights
 from learner.normalise import inverse_z
 from learner.plan import Plan
+from learner.types import Judgement
 from rollout.types import Group, Trajectory, Turn
 
 Actions = tuple[int, ...]
@@ -26,7 +28,7 @@ Actions = tuple[int, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Toy:
-    """A tabular policy and its world. `reward(actions)` is the reward of the last of these actions.
+    """A tabular policy and its world. `reward(actions)` is the reward of the last of these actions; a return of 1 is a success.
 
     `logits_SV` has one row a history that is not over, shortest first, in lexicographic order. An episode is over after `turns`
     actions, or after `end_token`. Example: two turns over three tokens without an end token have 1 + 3 = 4 histories, 9 paths.
@@ -94,45 +96,96 @@ def exact_gradient(toy: Toy) -> torch.Tensor:
     return gradient_SV.flatten()
 
 
-def expected_gradient(toy: Toy, plan: Plan, *, group_size: int, generation_limit: int = 1) -> Estimate:
+def expected_gradient(
+    toy: Toy,
+    plan: Plan,
+    *,
+    group_size: int,
+    generation_limit: int = 1,
+    values: Mapping[Actions, float] | None = None,
+    ref_logits_SV: torch.Tensor | None = None,
+) -> Estimate:
     """E[g] of a plan over every group of `group_size` paths, one group an optimiser step, sampled by the current weights.
 
         E[g] = sum over groups of P(group) * sum_(t in group) w_t * grad log pi(a_t | h_t)
 
     `w` comes from the code that trains; the scores come from autograd, once a path. Groups with the same members in another
-    order are enumerated once and counted by their number of orders. The reference of a KL is the policy itself.
+    order are enumerated once and counted by their number of orders. V is `values`, or the true one
+    (`state_values`); the reference of a KL in the reward is `ref_logits_SV`, of a KL in the gradient the policy itself.
     """
+    samples = sampled_gradients(
+        toy, plan, group_size=group_size, generation_limit=generation_limit, values=values, ref_logits_SV=ref_logits_SV
+    )
     mean_P = torch.zeros(toy.logits_SV.numel(), dtype=torch.float64)
     second_moment = 0.0
-    for probability, gradient_P in sampled_gradients(toy, plan, group_size=group_size, generation_limit=generation_limit):
+    for probability, gradient_P in samples:
         mean_P += probability * gradient_P
         second_moment += probability * float(gradient_P @ gradient_P)
     return Estimate(mean_P=mean_P, variance=second_moment - float(mean_P @ mean_P))
 
 
-def sampled_gradients(toy: Toy, plan: Plan, *, group_size: int, generation_limit: int = 1) -> Iterator[tuple[float, torch.Tensor]]:
-    """Every gradient that one group of `group_size` paths can give, shape (P,), with its probability; they sum to 1."""
+def sampled_gradients(
+    toy: Toy,
+    plan: Plan,
+    *,
+    group_size: int,
+    generation_limit: int = 1,
+    values: Mapping[Actions, float] | None = None,
+    ref_logits_SV: torch.Tensor | None = None,
+) -> Iterator[tuple[float, torch.Tensor]]:
+    """Every gradient that one group of `group_size` paths can give, shape (P,), with its probability; they sum to 1.
+
+    The arguments are those of `expected_gradient`.
+    """
     paths = toy.paths()
     scores = [_scores(toy, path) for path in paths]
     logps = [toy.log_probs(path, toy.logits_SV) for path in paths]
+    values = state_values(toy) if values is None else values
+    ref_logps = [toy.log_probs(path, toy.logits_SV if ref_logits_SV is None else ref_logits_SV) for path in paths]
+    judged = [
+        Judgement(values_T=np.array([values[path[:turn]] for turn in range(len(path))]), ref_logp_T=ref_logp.numpy())
+        for path, ref_logp in zip(paths, ref_logps, strict=True)
+    ]
     siblings = [[_trajectory(toy, path, member) for member in range(group_size)] for path in paths]
     probabilities = [math.exp(logp.sum()) for logp in logps]
     for chosen in combinations_with_replacement(range(len(paths)), group_size):
         orders = math.factorial(group_size) / math.prod(math.factorial(count) for count in Counter(chosen).values())
         probability = orders * math.prod(probabilities[number] for number in chosen)
         group = Group(trajectories=tuple(siblings[number][member] for member, number in enumerate(chosen)))
-        w_M = group_weights(group, plan, torch.cat([logps[number] for number in chosen]), generation_limit)
+        logp_M = torch.cat([logps[number] for number in chosen])
+        w_M = group_weights(group, plan, logp_M, generation_limit, [judged[number] for number in chosen])
         yield probability, w_M @ torch.cat([scores[number] for number in chosen])
 
 
-def group_weights(group: Group, plan: Plan, logp_M: torch.Tensor, generation_limit: int) -> torch.Tensor:
-    """The weight of each sampled token of a group that is one optimiser step and was sampled by the current weights."""
-    credits = credit((group,), plan, initial_baseline(plan))
+def state_values(toy: Toy) -> dict[Actions, float]:
+    """V(h), the expected sum of the rewards that follow each history under the policy; 0 when the episode is over."""
+    values: dict[Actions, float] = {}
+    for past, logits_V in reversed(list(zip(toy.histories(), toy.logits_SV, strict=True))):
+        after = [(*past, action) for action in range(len(logits_V))]
+        probabilities = torch.softmax(logits_V, -1).tolist()
+        values[past] = sum(p * (toy.reward(path) + values.get(path, 0.0)) for p, path in zip(probabilities, after, strict=True))
+    return values
+
+
+def group_weights(
+    group: Group, plan: Plan, logp_M: torch.Tensor, generation_limit: int, judged: Sequence[Judgement] | None = None
+) -> torch.Tensor:
+    """The weight of each sampled token of a group that is one optimiser step and was sampled by the current weights.
+
+    `judged` has the values and the reference's log-probs of each member, for plans that need them.
+    """
+    credits = credit((group,), plan, initial_baseline(plan), judged)
     scales = inverse_z((group,), plan, generation_limit)
-    credit_M = torch.cat([torch.from_numpy(values) for values in credits])
+    credit_M = torch.from_numpy(np.concatenate(credits))
     inverse_z_M = torch.cat([torch.full((len(values),), scale, dtype=torch.float64) for values, scale in zip(credits, scales, strict=True)])
     w_M, _ = token_weights(
-        plan, credit_M=credit_M, inverse_z_M=inverse_z_M, logp_old_M=logp_M, logp_M=logp_M, ref_logp_M=logp_M if plan.kl_coef > 0 else None
+        plan,
+        credit_M=credit_M,
+        inverse_z_M=inverse_z_M,
+        logp_old_M=logp_M,
+        logp_M=logp_M,
+        ref_logp_M=logp_M if plan.kl_coef > 0 else None,
+        row_M=torch.repeat_interleave(torch.tensor([len(values) for values in credits])),
     )
     return w_M
 
@@ -168,5 +221,5 @@ def _trajectory(toy: Toy, path: Actions, member: int) -> Trajectory:
         action_mask=(0, *[1] * len(path)),
         logp_old=(0.0, *logps),
         turns=turns,
-        end=End.OUT_OF_TURNS,
+        end=End.SOLVED if sum(toy.returns(path)) >= 1 else End.OUT_OF_TURNS,
     )

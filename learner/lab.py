@@ -48,7 +48,7 @@ def make_toy(name: str, success_rate: float) -> Toy:
     """The toy of this name whose policy succeeds with this probability. Raises `InputError` for an unknown name or a rate that is
     not strictly between 0 and 1 (a policy that always or never succeeds has no gradient)."""
     if name not in TOYS:
-        raise InputError(f"unknown toy {name!r}: {did_you_mean(name, list(TOYS))}")
+        raise InputError(f"unknown toy {name!r}; {did_you_mean(name, list(TOYS))}")
     if not 0 < success_rate < 1:
         raise InputError(f"the success rate is {success_rate:g}; expected one above 0 and below 1, because at the ends grad J is 0")
     return TOYS[name](success_rate)

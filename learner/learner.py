@@ -2,12 +2,14 @@
 
 Shape suffixes: `_B` rows, `_T` padded token positions, `_M` sampled tokens of a micro-batch in row-major order.
 
-Simplifications: every rank loads the whole model before ZeRO-3 shards it, and the frozen reference of a KL is a whole copy on
-every rank. Every method but `weights_metadata` is a collective: the ranks call it together, with their own micro-batches.
+Simplifications: every rank loads the whole model before ZeRO-3 shards it; the frozen reference of a KL is a whole copy on
+every rank; a separate value model starts from the weights that were loaded, and rests in phases that learn no value. Every
+method but `weights_metadata` is a collective: the ranks call it together, with their own micro-batches.
 """
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Literal
 
 import torch
 from safetensors.torch import load_model as read_weights
@@ -17,11 +19,12 @@ from envs.errors import InputError
 from envs.metrics import Metric, Reduction, reduce_metrics
 from learner.config import AlgorithmConfig, LearnerConfig
 from learner.engine import Engine, join, learning_rate, leave
+from learner.judge import deal, padded
 from learner.logprob import PolicyModel
-from learner.loss import entropy_loss, policy_loss, token_weights
+from learner.loss import entropy_loss, policy_loss, token_weights, value_loss
 from learner.model import DTYPES, export_model, load_model
 from learner.plan import resolve
-from learner.types import MicroBatch
+from learner.types import FloatArray, Judgement, MicroBatch
 
 _PHASE = ("lr", "schedule", "warmup_steps", "minibatches", "epochs", "micro_batch_tokens", "max_logprob_gap")
 """Settings that may differ between the phases of a run; all others are built into the engine."""
@@ -54,10 +57,11 @@ class Learner:
         self._model_path = model_path
         self._temperature = temperature
         self._rank = rank
+        self._world_size = world_size
         self._config = config
         self._reference: PolicyModel | None = None
-        resolve(algorithm)
-        self._policy = self._load(config.gradient_checkpointing).train()
+        value = algorithm.value if resolve(algorithm).needs_value else None
+        self._policy = self._load(config.gradient_checkpointing, value).train()
         self._device = join(rank, world_size, address, port, timeout_s)
         self._engine = Engine(self._policy, config, self._device)
         self.begin(algorithm, config, total_steps)
@@ -73,13 +77,18 @@ class Learner:
             raise InputError(f"a phase cannot change learner.{changed[0]}; only {', '.join(_PHASE)} may differ between phases")
         self._config = config
         self._plan = resolve(algorithm)
+        if self._plan.needs_value and self._policy.value != algorithm.value:
+            raise InputError(
+                f"method {algorithm.method} learns a {algorithm.value} value, but the learner was built with "
+                f"{self._policy.value or 'none'}; build it with the algorithm of its last phase"
+            )
         self._total_steps = total_steps
         self._step = 0
         self._policy.entropy_gradient = algorithm.entropy_coef > 0
         self._engine.reset_moments()
         self._reference = None
         if self._plan.kl_coef > 0:
-            self._reference = self._load(False).eval().requires_grad_(False).to(self._device)
+            self._reference = self._load(False, None).eval().requires_grad_(False).to(self._device)
             frozen = {self._reference.hf_names[name]: parameter for name, parameter in self._reference.named_parameters()}
             for name, weight in self._engine.named_weights():
                 frozen[name].copy_(weight)
@@ -104,15 +113,24 @@ class Learner:
         credit_M, inverse_z_M, logp_old_M, on_policy_M = (
             values_BT.to(self._device)[mask_BT] for values_BT in (part.credit_BT, part.inverse_z_BT, part.logp_old_BT, part.on_policy_BT)
         )
-        logp_M, entropy_M = self._engine.forward(token_ids_BT, mask_BT)
-        ref_logp_M = None
-        if self._reference is not None:
-            with torch.no_grad():
-                ref_logp_M, _ = self._reference(token_ids_BT, mask_BT)
+        logp_M, entropy_M, value_M = self._engine.forward(token_ids_BT, mask_BT, with_value=self._plan.needs_value)
         w_M, metrics = token_weights(
-            self._plan, credit_M=credit_M, inverse_z_M=inverse_z_M, logp_old_M=logp_old_M, logp_M=logp_M, ref_logp_M=ref_logp_M
+            self._plan,
+            credit_M=credit_M,
+            inverse_z_M=inverse_z_M,
+            logp_old_M=logp_old_M,
+            logp_M=logp_M,
+            ref_logp_M=self._reference_logp(token_ids_BT, mask_BT),
+            row_M=mask_BT.nonzero(as_tuple=True)[0],
         )
         loss = policy_loss(w_M, logp_M)
+        if value_M is not None:
+            assert part.value_target_BT is not None and part.value_old_BT is not None, "a micro-batch without value targets"
+            target_M, old_M = (values_BT.to(self._device)[mask_BT] for values_BT in (part.value_target_BT, part.value_old_BT))
+            settings = self._plan.config.value_coef, self._plan.config.value_clip
+            regression = value_loss(*settings, value_M=value_M, target_M=target_M, old_M=old_M, inverse_z_M=inverse_z_M)
+            metrics["value/loss"] = Metric(value=regression.item(), reduction=Reduction.SUM)
+            loss = loss + regression
         if self._policy.entropy_gradient:
             loss = loss + entropy_loss(self._plan.config.entropy_coef, entropy_M=entropy_M, inverse_z_M=inverse_z_M)
         self._engine.backward(loss, last)
@@ -128,13 +146,39 @@ class Learner:
         return metrics
 
     @torch.no_grad()
+    def judge(self, rows: Sequence[Sequence[int]], masks: Sequence[Sequence[int]]) -> dict[int, Judgement]:
+        """What credit needs to know of the sampled tokens (mask 1) of each row: V(h_t), and the reference's log-probs in nats.
+
+        Every rank is given all rows and judges a share; the shares of all ranks together have every row number once. A part
+        that the plan does not need is None.
+        """
+        judged = {}
+        share = deal([len(row) for row in rows], rank=self._rank, ranks=self._world_size, budget=self._config.micro_batch_tokens)
+        for numbers in share:
+            token_ids_BT, mask_BT = padded([rows[number] for number in numbers], [masks[number] for number in numbers])
+            token_ids_BT, mask_BT = token_ids_BT.to(self._device), mask_BT.to(self._device)
+            value_M = self._engine.forward(token_ids_BT, mask_BT, with_value=True)[2] if self._plan.needs_value else None
+            ref_logp_M = self._reference_logp(token_ids_BT, mask_BT)
+            values, ref_logps = (_by_row(values_M, mask_BT) for values_M in (value_M, ref_logp_M))
+            for number, values_T, ref_logp_T in zip(numbers, values, ref_logps, strict=False):
+                judged[number] = Judgement(values_T=values_T, ref_logp_T=ref_logp_T)
+        return judged
+
+    @torch.no_grad()
+    def _reference_logp(self, token_ids_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor | None:
+        if self._reference is None:
+            return None
+        logp_M: torch.Tensor = self._reference(token_ids_BT, mask_BT)[0]
+        return logp_M
+
+    @torch.no_grad()
     def logprobs(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:
         """The log-prob of every token but the first of each row, in nats, at temperature 1: one list of `len(row) - 1` a row."""
         lengths = torch.tensor([len(row) for row in rows])
         positions_T = torch.arange(int(lengths.max()))
         mask_BT = (positions_T < lengths[:, None]) & (positions_T > 0)
         token_ids_BT = torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
-        logp_M, _ = self._engine.forward(token_ids_BT.to(self._device), mask_BT.to(self._device), 1.0)
+        logp_M, *_ = self._engine.forward(token_ids_BT.to(self._device), mask_BT.to(self._device), 1.0)
         return [part.tolist() for part in torch.split(logp_M.cpu(), (lengths - 1).tolist())]
 
     def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -170,11 +214,11 @@ class Learner:
         self._engine.close()
         leave()
 
-    def _load(self, gradient_checkpointing: bool) -> PolicyModel:
+    def _load(self, gradient_checkpointing: bool, value: Literal["shared", "separate"] | None) -> PolicyModel:
         lm = load_model(self._model_path, DTYPES[self._config.dtype])
         if gradient_checkpointing:
             lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        return PolicyModel(lm, self._temperature, self._config.head_chunk_tokens)
+        return PolicyModel(lm, self._temperature, self._config.head_chunk_tokens, value=value)
 
 
 def _merge(parts: Sequence[dict[str, Metric]]) -> dict[str, Metric]:
@@ -184,3 +228,10 @@ def _merge(parts: Sequence[dict[str, Metric]]) -> dict[str, Metric]:
         metrics = [part[name] for part in parts if name in part]
         merged[name] = Metric(value=value, reduction=metrics[0].reduction, weight=sum(metric.weight for metric in metrics))
     return merged
+
+
+def _by_row(values_M: torch.Tensor | None, mask_BT: torch.Tensor) -> list[FloatArray] | list[None]:
+    """The values of each row's sampled tokens; None for each row if there are none."""
+    if values_M is None:
+        return [None] * len(mask_BT)
+    return [part.numpy() for part in torch.split(values_M.double().cpu(), mask_BT.sum(-1).tolist())]

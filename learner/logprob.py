@@ -4,7 +4,8 @@ Shape suffixes: `_B` rows, `_T` padded token positions, `_M` sampled tokens of a
 of them, `_V` vocabulary, `_D` hidden size.
 """
 
-from typing import Any
+import copy
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -44,10 +45,19 @@ class PolicyModel(nn.Module):
     """A Hugging Face causal language model that returns only what the loss reads.
 
     `hf_names` maps every parameter's name here to its name in the model that was given; a tied output layer is one parameter
-    with one name. The given model is taken apart, not copied.
+    with one name. The given model is taken apart, not copied. With `value` a linear head, zero at first, reads V(h_t) from the hidden
+    state before token t: of the policy's own backbone (`shared`), or of a copy of it as it was given (`separate`). The value's
+    parameters are in no model that was given, so `hf_names` does not have them.
     """
 
-    def __init__(self, lm: Any, temperature: float = 1.0, head_chunk_tokens: int = 4096, entropy_gradient: bool = False) -> None:
+    def __init__(
+        self,
+        lm: Any,
+        temperature: float = 1.0,
+        head_chunk_tokens: int = 4096,
+        entropy_gradient: bool = False,
+        value: Literal["shared", "separate"] | None = None,
+    ) -> None:
         super().__init__()
         names = {id(parameter): name for name, parameter in lm.named_parameters()}
         self.config = lm.config
@@ -56,13 +66,20 @@ class PolicyModel(nn.Module):
         self.temperature = temperature
         self.entropy_gradient = entropy_gradient
         self.hf_names = {name: names[id(parameter)] for name, parameter in self.named_parameters()}
+        self.value = value
+        if value is not None:
+            dtype = self.head.weight.dtype
+            self.value_backbone = copy.deepcopy(self.backbone) if value == "separate" else None
+            self.value_head = nn.Linear(self.head.weight.shape[1], 1, dtype=dtype)
+            nn.init.zeros_(self.value_head.weight)
+            nn.init.zeros_(self.value_head.bias)
 
     def forward(
-        self, token_ids_BT: torch.Tensor, mask_BT: torch.Tensor, temperature: float | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """`logp_M = log pi(token_t | tokens before t)` at every t with mask 1, and the entropy of pi there in nats.
+        self, token_ids_BT: torch.Tensor, mask_BT: torch.Tensor, temperature: float | None = None, with_value: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """`logp_M = log pi(token_t | tokens before t)` at every t with mask 1, the entropy of pi there in nats, and V(h_t) if asked for.
 
-        `token_ids_BT` (B, T) rows padded on the right, `mask_BT` (B, T) 1 on sampled tokens, never on t = 0. Returns two (M,)
+        `token_ids_BT` (B, T) rows padded on the right, `mask_BT` (B, T) 1 on sampled tokens, never on t = 0. Returns (M,)
         float32 tensors, rows first, then positions; M may be 0, and then the backward pass still reaches every parameter
         with a zero gradient, so that all ranks run the same collectives.
 
@@ -71,7 +88,13 @@ class PolicyModel(nn.Module):
         """
         hidden_BTD = self.backbone(input_ids=token_ids_BT, use_cache=False).last_hidden_state
         row_M, position_M = mask_BT.nonzero(as_tuple=True)
+        before = row_M, position_M - 1
         logp_M, entropy_M = self.head(
-            hidden_BTD[row_M, position_M - 1], token_ids_BT[row_M, position_M], self.temperature if temperature is None else temperature
+            hidden_BTD[before], token_ids_BT[row_M, position_M], self.temperature if temperature is None else temperature
         )
-        return logp_M, entropy_M if self.entropy_gradient else entropy_M.detach()
+        value_M = None
+        if with_value:
+            if self.value_backbone is not None:
+                hidden_BTD = self.value_backbone(input_ids=token_ids_BT, use_cache=False).last_hidden_state
+            value_M = self.value_head(hidden_BTD[before]).squeeze(-1).float()
+        return logp_M, entropy_M if self.entropy_gradient else entropy_M.detach(), value_M

@@ -1,4 +1,4 @@
-"""The one policy loss, and the only term beside it.
+"""The one policy loss, and the only two terms beside it: the entropy bonus and the regression of a learned value.
 
 Shape suffix: `_M` sampled tokens of a micro-batch. Simplifications: none of these knows a method, a mask or a denominator;
 the method is in the weights, padding never gets here, and 1/Z is part of the weight.
@@ -21,18 +21,20 @@ def token_weights(
     logp_old_M: torch.Tensor,
     logp_M: torch.Tensor,
     ref_logp_M: torch.Tensor | None = None,
+    row_M: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, dict[str, Metric]]:
     """The weight of each sampled token, detached, in the dtype of `logp_M`, and how far the policy drifted.
 
         w = (credit * drift + kl) / Z
 
-    All arguments have shape (M,), log-probs in nats; `ref_logp_M` is needed when the plan has a KL and is only measured
-    otherwise. The metrics count tokens with 1/Z > 0, and are left out when there is none.
+    All arguments have shape (M,), log-probs in nats; `ref_logp_M` is needed when the plan has a KL in the gradient and is only
+    measured otherwise; `row_M` numbers the episodes, for a drift of whole episodes. The metrics count tokens with 1/Z > 0, and are
+    left out when there is none.
     """
-    drifted = drift(plan, credit_M=credit_M, logp_M=logp_M, logp_old_M=logp_old_M)
+    drifted = drift(plan, credit_M=credit_M, logp_M=logp_M, logp_old_M=logp_old_M, row_M=row_M)
     inner_M = credit_M * drifted.factor_M
-    if plan.kl_coef > 0:
-        assert ref_logp_M is not None, "a plan with a KL needs the log-probs of the reference policy"
+    if plan.kl_in_gradient:
+        assert ref_logp_M is not None, "a plan with a KL in the gradient needs the log-probs of the reference policy"
         inner_M = inner_M + kl_weight(plan.config.kl_estimator, plan.kl_coef, logp_M=logp_M, ref_logp_M=ref_logp_M)
     counted_M = inverse_z_M > 0
     tokens = int(counted_M.sum())
@@ -65,3 +67,26 @@ def entropy_loss(coef: float, *, entropy_M: torch.Tensor, inverse_z_M: torch.Ten
     """
     assert entropy_M.shape == inverse_z_M.shape, "entropy and 1/Z are aligned by sampled token"
     return -coef * (entropy_M * inverse_z_M.to(entropy_M.dtype)).sum()
+
+
+def value_loss(
+    coef: float,
+    clip: float | None,
+    *,
+    value_M: torch.Tensor,
+    target_M: torch.Tensor,
+    old_M: torch.Tensor,
+    inverse_z_M: torch.Tensor,
+) -> torch.Tensor:
+    """`coef * sum (V - target)^2 / 2 / Z`, the regression of V(h_t) on its targets, a scalar.
+
+    With `clip` each square is the larger one of V and of V clipped to `old -+ clip`, so that a value that has moved that far towards
+    its target in one batch gets no more gradient. Shapes (M,); V has the unit of the reward. Source: Schulman et al. 2017,
+    equation 9; the clip is of their published code.
+    """
+    assert value_M.shape == target_M.shape == old_M.shape == inverse_z_M.shape, "values, targets and 1/Z are aligned by sampled token"
+    target_M, old_M = target_M.to(value_M.dtype), old_M.to(value_M.dtype)
+    square_M = (value_M - target_M).square()
+    if clip is not None:
+        square_M = torch.maximum(square_M, (old_M + (value_M - old_M).clamp(-clip, clip) - target_M).square())
+    return coef * 0.5 * (square_M * inverse_z_M.to(value_M.dtype)).sum()

@@ -2,37 +2,14 @@
 
     w_t = (credit_t * drift_t + kl_t) / Z          credit = (return - baseline) / scale
 
-A row of `METHODS` names one choice for each factor; the functions that compute them are in `learner.credit`,
-`learner.drift`, `learner.kl` and `learner.normalise`. No code anywhere asks for a method by its name: a new row needs none.
+A row of `METHODS` names one choice for each factor; the functions that compute them are in `learner.returns`,
+`learner.credit`, `learner.drift`, `learner.kl` and `learner.normalise`. No code anywhere asks for a method by its name: a new
+row needs none.
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
-Returns = Literal["one", "reward", "to_go"]
-Baseline = Literal["none", "constant", "moving_average", "group_mean", "leave_one_out", "alive"]
-Scale = Literal["none", "std"]
-Normaliser = Literal["constant", "token", "own_length", "group"]
-Drift = Literal["none", "ppo_clip"]
-KlEstimator = Literal["k1", "k2", "k3"]
-
-GROUP_BASELINES: tuple[Baseline, ...] = ("group_mean", "leave_one_out", "alive")
-"""Baselines made of the siblings' rewards: a group needs two members at least."""
-
-BIASES: dict[str, str] = {
-    "group_mean": "the mean contains the sample itself: the gradient is (1 - 1/G) of the true one",
-    "std": "dividing by the group's std weights a task by its difficulty: groups near success 0 or 1 count more",
-    "own_length": "1/own length makes a token of a short episode count more than one of a long episode",
-    "token": "Z depends on the sampled lengths, so that long samples shrink the step that they are part of",
-    "one": "the reward is never looked at: it imitates its data, good or bad",
-    "ppo_clip": "clipped tokens have no gradient: exact while sampled by the current weights, conservative after that",
-}
-"""What each choice does to the expected gradient; a choice that is not here leaves it equal to grad J, up to a constant."""
-
-
-def biases(*choices: str) -> tuple[str, ...]:
-    """The sentences of `BIASES` that apply to these choices."""
-    return tuple(BIASES[choice] for choice in choices if choice in BIASES)
+from learner.choices import GROUP_BASELINES, Baseline, Drift, Normaliser, Returns, Scale, biases
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +42,7 @@ class Method:
         return biases(self.returns, self.baseline, self.scale, self.normaliser, self.drift)
 
 
-_FREE: tuple[Baseline, ...] = ("none", "constant", "moving_average")
+_FREE: tuple[Baseline, ...] = ("none", "constant", "moving_average", "value")
 
 _ROWS = (
     Method(
@@ -87,6 +64,36 @@ _ROWS = (
         normaliser="token",
         source="maximum likelihood on own samples: the control of every filtered method",
         degenerates_when="the samples are fresh: the expected score is 0, so what is left of the gradient is noise",
+    ),
+    Method(
+        name="expert_iteration",
+        summary="imitate the own samples whose reward passes the filter, then sample again",
+        returns="passes",
+        baseline="none",
+        baselines=("none",),
+        normaliser="kept",
+        source="Anthony et al. 2017 (Expert Iteration), with a reward filter in the place of the tree search",
+        degenerates_when="no sample passes, then there is no gradient; or all pass, then it is self_distill",
+    ),
+    Method(
+        name="rest",
+        summary="imitate the samples of a grown data set whose reward passes a filter that is raised from round to round",
+        returns="passes",
+        baseline="none",
+        baselines=("none",),
+        normaliser="kept",
+        source="Gulcehre et al. 2023 (ReST), section 3: the Improve step with the likelihood loss",
+        degenerates_when="as expert_iteration",
+    ),
+    Method(
+        name="rest_em",
+        summary="imitate the own samples that succeeded, each round from the base policy",
+        returns="success",
+        baseline="none",
+        baselines=("none",),
+        normaliser="kept",
+        source="Singh et al. 2023 (ReST-EM), section 3: the M-step with a binary reward",
+        degenerates_when="no sample succeeds, then there is no gradient; or all succeed, then it is self_distill",
     ),
     Method(
         name="reinforce",
@@ -127,6 +134,27 @@ _ROWS = (
         normaliser="constant",
         source="leave-one-out (Kool et al. 2019) at every turn: what the others do is independent of the own action",
         degenerates_when="the siblings that still play have the same reward-to-go; a lone survivor has no baseline at all",
+    ),
+    Method(
+        name="actor_critic",
+        summary="each turn is paid by the rewards that follow it, against a learned value of where it stood",
+        returns="to_go",
+        baseline="value",
+        baselines=("value",),
+        normaliser="constant",
+        source="Sutton et al. 2000, theorem 1, with a learned state value as the baseline; Mnih et al. 2016 (A3C), section 4",
+        degenerates_when="V predicts every return: nothing is better or worse than expected",
+    ),
+    Method(
+        name="ppo",
+        summary="generalised advantage over a learned value, ratio clip, token mean",
+        returns="gae",
+        baseline="value",
+        baselines=("value",),
+        normaliser="token",
+        drift="ppo_clip",
+        source="Schulman et al. 2017 (PPO), equation 7; Schulman et al. 2016 (GAE), equation 16",
+        degenerates_when="as actor_critic",
     ),
     Method(
         name="grpo_simple",

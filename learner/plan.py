@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 
 from envs.errors import InputError, did_you_mean
+from learner.choices import FILTERS, GROUP_BASELINES, IMITATION, Baseline, Drift, Normaliser, Returns, Scale, biases
 from learner.config import AlgorithmConfig
-from learner.methods import GROUP_BASELINES, METHODS, Baseline, Drift, Method, Normaliser, Returns, Scale, biases
+from learner.methods import METHODS, Method
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,9 +35,35 @@ class Plan:
         return self.baseline in GROUP_BASELINES
 
     @property
+    def needs_value(self) -> bool:
+        """True if a value V(h_t) is learned beside the policy."""
+        return self.baseline == "value"
+
+    @property
+    def kl_in_reward(self) -> bool:
+        """True if the KL is a penalty of each token's reward, so that it is part of the credit."""
+        return self.kl_coef > 0 and self.config.kl_in == "reward"
+
+    @property
+    def kl_in_gradient(self) -> bool:
+        """True if the KL is a weight beside the credit."""
+        return self.kl_coef > 0 and self.config.kl_in == "gradient"
+
+    @property
+    def needs_judgement(self) -> bool:
+        """True if the learner must be asked (`Learner.judge`) before credit can be given."""
+        return self.needs_value or self.kl_in_reward
+
+    @property
+    def imitates(self) -> bool:
+        """True if the samples are data to imitate, whoever sampled them."""
+        return self.returns in IMITATION
+
+    @property
     def biased_by(self) -> tuple[str, ...]:
         """As `Method.biased_by`, for the choices that run."""
-        return biases(self.returns, self.baseline, self.scale, self.normaliser, self.drift)
+        whiten = "whiten" if self.config.whiten else "none"
+        return biases(self.returns, self.baseline, self.scale, self.normaliser, self.drift, whiten)
 
 
 def resolve(algorithm: AlgorithmConfig) -> Plan:
@@ -55,7 +82,7 @@ def resolve(algorithm: AlgorithmConfig) -> Plan:
         config=algorithm,
         kl_coef=row.kl_coef if algorithm.kl_coef is None else algorithm.kl_coef,
     )
-    problem = _problem(plan)
+    problem = _problem(plan) or _switch_problem(plan)
     if problem:
         raise InputError(f"method {row.name}: {problem}")
     return plan
@@ -70,20 +97,36 @@ def _problem(plan: Plan) -> str | None:
                 "depends on the actions before it; use method alive_loo, which is unbiased"
             )
         return f"baseline {plan.baseline} is not one of {', '.join(row.baselines)}; a method with another baseline is another row"
-    if plan.kl_coef > 0 and plan.config.kl_estimator == "k1":
+    if plan.kl_in_gradient and plan.config.kl_estimator == "k1":
         return (
             "kl_estimator k1 has a gradient whose mean is 0 (it is the expected score), so that the KL would add noise and hold "
-            "nothing; use k2 or k3 (k1 is right only inside the reward)"
+            "nothing; use k2 or k3, or set kl_in to reward, where k1 is right"
         )
-    if plan.returns == "one" and plan.kl_coef > 0:
-        return f"kl_coef {plan.kl_coef} needs tokens that the policy sampled by itself; set kl_coef to 0"
-    if plan.returns == "one" and plan.drift != "none":
+    if plan.imitates and plan.kl_coef > 0:
+        return f"kl_coef {plan.kl_coef} needs tokens that the policy sampled by itself, all of them; set kl_coef to 0"
+    if plan.imitates and plan.drift != "none":
         return f"drift {plan.drift} needs the log-probs of a sampling policy, and imitation corrects for none; set drift to none"
+    if plan.kl_in_reward and plan.baseline == "alive":
+        return "kl_in reward pays every token for itself, and baseline alive compares whole turns; set kl_in to gradient"
     if not plan.config.count_dead_groups and plan.baseline not in ("group_mean", "leave_one_out"):
         return (
             f"count_dead_groups false leaves out groups with equal rewards, but with baseline {plan.baseline} these have credit; "
             "set it to true"
         )
+    return None
+
+
+def _switch_problem(plan: Plan) -> str | None:
+    """A switch that is set and that nothing would read."""
+    config = plan.config
+    if plan.normaliser == "kept" and plan.returns not in FILTERS:
+        return "normaliser kept counts what a filter keeps, and this row has no filter; use token"
+    if config.whiten and not plan.needs_value:
+        return f"whiten is for rows with a learned value, and the baseline is {plan.baseline}; set it to false"
+    if config.gamma < 1 and plan.returns != "gae":
+        return f"gamma {config.gamma} discounts the gae return, and this row's return is {plan.returns}; set gamma to 1, or use method ppo"
+    if config.dual_clip is not None and plan.drift not in ("ppo_clip", "sequence"):
+        return f"dual_clip {config.dual_clip} bounds the drifts ppo_clip and sequence, and the drift is {plan.drift}; set it to null"
     return None
 
 
@@ -101,7 +144,7 @@ def check(algorithm: AlgorithmConfig, *, group_size: int, max_lag: int = 0, step
             "compared with itself has credit 0; set group_size to 2 or more, or use method reinforce"
         )
     stale = max_lag > 0 or steps_per_batch > 1
-    if stale and plan.drift == "none" and algorithm.drift is None and plan.returns != "one":
+    if stale and plan.drift == "none" and algorithm.drift is None and not plan.imitates:
         raise InputError(
             f"method {plan.method.name}: max_lag {max_lag} and {steps_per_batch} optimiser steps a batch train on samples of older "
             "weights, and this row corrects for none; set drift to ppo_clip, or write drift: none to accept the bias"

@@ -9,7 +9,8 @@ from envs.errors import InputError
 from envs.metrics import Metric, Reduction
 from rollout.chat import load_encoder
 from rollout.config import GeneratorConfig, RolloutConfig
-from rollout.engine import InprocessEngine, start_engine
+from rollout.engine import start_engine
+from rollout.engine_inprocess import InprocessEngine
 from rollout.play import EnvHost, GroupFailure, play_group
 from rollout.types import Group
 

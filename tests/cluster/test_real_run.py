@@ -3,13 +3,15 @@
 import io
 import json
 import os
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 from rich.console import Console
@@ -26,6 +28,7 @@ from cluster.prepare import prepare_model
 from cluster.run_folder import RunFolder
 from cluster.sample import finish_sampling
 from cluster.sinks import read_metrics
+from cluster.supervise import run_training
 from cluster.transcripts import read_trajectories
 from tests.cluster import hanging
 from tests.cluster.processes import alive, left, marked
@@ -101,6 +104,19 @@ def test_every_generator_is_the_learner_after_every_push(live: Live) -> None:
     assert ranks[0] == ranks[1]
 
 
+def test_the_exported_policy_is_the_one_that_was_trained(live: Live) -> None:
+    folder, training = live.training.folder.checkpoint(99), live.training
+    live.training.export(99)
+    lm: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for row, scores in zip(
+            training.probe, live.cluster.learn(lambda rank: rank.score.remote(training.probe), "scoring")[0], strict=True
+        ):
+            logp_T = torch.log_softmax(lm(torch.tensor([row])).logits[0, :-1], -1)
+            exported = logp_T[torch.arange(len(row) - 1), torch.tensor(row[1:])]
+            assert float((exported - torch.tensor(scores)).abs().max()) < 1e-5
+
+
 @pytest.mark.parametrize(
     ("fault", "reason"), [("flip", "generator 0 is not the learner: after push"), ("skip", "generator 0 kept its old weights: after push")]
 )
@@ -126,15 +142,90 @@ def test_a_killed_generator_is_a_clear_error_and_nothing_is_left_behind(live: Li
 
 
 def test_a_hanging_environment_costs_its_group_and_not_the_step(tmp_path: Path) -> None:
-    config = tiny(
-        f"env.name={hanging.NAME}", "env.params={}", "cluster.env_workers=1", "cluster.env_deadline_s=1", "steps=2", "eval.every=2"
-    )
+    imitation = ("cold_start.episodes=256", "cold_start.batch_episodes=8", "cold_start.lr=3e-3")
+    worker = ("cluster.env_workers=1", "cluster.env_deadline_s=3", "rollout.episode_retries=0")
+    config = tiny(f"env.name={hanging.NAME}", "env.params={}", *imitation, *worker, "steps=2", "eval.every=2")
     with marked() as mark:
         train(config, RunFolder.create(tmp_path / "run", config, overwrite=False), quiet(2))
         assert left(mark) == []
-    steps = read_metrics(tmp_path / "run")
-    assert [step["groups/failed"] for step in steps[1:]] == [1.0, 1.0]
-    assert [step["failure/timed_out"] for step in steps[1:]] == [1.0, 1.0]
-    assert all(step["time/environment_s"] > 1.0 for step in steps[1:])
+    steps = read_metrics(tmp_path / "run")[1:]
+    assert [step["groups/failed"] for step in steps] == [1.0, 1.0]
+    assert [step["failure/timed_out"] for step in steps] == [1.0, 1.0]
+    assert all(step["time/environment_s"] > 3.0 for step in steps)
     tasks = {row["task"] for row in read_trajectories(tmp_path / "run" / "trajectories" / "1.jsonl")}
     assert tasks == {f"hanging/{number}" for number in range(hanging.TASKS) if number != hanging.HANGS}
+
+
+def test_a_run_learns_and_leaves_everything_behind(tmp_path: Path) -> None:
+    """Over seeds 0, 1, 2 the success rose by .22, .26, .17, with a standard error of .03."""
+    shape = ("model.tiny.layers=3", "model.tiny.kv_heads=2", "env.params.numbers=8", "env.params.guesses=3")
+    start = ("cold_start.episodes=2048", "cold_start.epochs=3", "cold_start.batch_episodes=32")
+    course = ("rollout.groups_per_step=8", "rollout.group_size=16", "learner.lr=2e-3", "learner.schedule=constant", "steps=40")
+    config = tiny(*shape, *start, *course, "eval.every=40", "eval.samples=64", "seed=1")
+    run = tmp_path / "run"
+    assert run_training(config, "small", [], run, overwrite=False) == 0
+    summary = json.loads((run / "summary.json").read_text())
+    best = 7 / 8
+    assert summary["env/best_success"] == best
+    assert summary["eval/success"] > summary["eval/success_before"] + 0.1
+    assert summary["eval/success"] < best + 0.05, "more than the optimum, beyond the noise of 512 episodes: a leak"
+    assert summary["eval/success_greedy"] <= best
+    assert 0 < summary["sync/probe_max_abs_diff_worst"] < 1e-4
+    steps = read_metrics(run)
+    assert [step["step"] for step in steps] == list(range(41))
+    assert all(step["sync/sampler_learner_gap"] < 1e-4 for step in steps[1:])
+    assert all(step["sync/probe_moved"] > 0 for step in steps[1:])
+    assert len(read_trajectories(run / "trajectories" / "40.jsonl")) == 8 * 16
+    for name in ("config.yaml", "curve.png", "report.html", "log.txt", "checkpoints/40/model.safetensors", "checkpoints/40/tokenizer.json"):
+        assert (run / name).is_file()
+
+
+@pytest.mark.slow
+def test_the_asynchronous_engine_trains_too(tmp_path: Path) -> None:
+    config = tiny("generator.engine=async", "algorithm.entropy_coef=0.1", "cluster.max_lag=1", "steps=3", "eval.every=3")
+    with marked() as mark:
+        train(config, RunFolder.create(tmp_path / "run", config, overwrite=False), quiet(3))
+        assert left(mark) == []
+    steps = read_metrics(tmp_path / "run")[1:]
+    assert all(step["sync/probe_max_abs_diff"] < 1e-5 and step["sync/probe_moved"] > 1e-5 for step in steps)
+    turns = [turn for row in read_trajectories(tmp_path / "run" / "trajectories" / "3.jsonl") for turn in row["turns"]]
+    assert turns and all(1 <= first <= last <= 2 for first, last in (turn["versions"] for turn in turns))
+
+
+@pytest.mark.parametrize("moment", ["starting", pytest.param("training", marks=pytest.mark.slow)])
+def test_ctrl_c_leaves_no_process_behind(tmp_path: Path, moment: str) -> None:
+    run = tmp_path / "run"
+    command = [
+        sys.executable,
+        "-c",
+        "from cluster.cli import main; main()",
+        "train",
+        "number-search-tiny",
+        *TINY,
+        "steps=100000",
+        f"--run-dir={run}",
+    ]
+
+    def reached(mark: str) -> bool:
+        if moment == "starting":
+            return any(process.cmdline()[0].startswith("ray::Generator.start") for process in alive(mark) if process.cmdline())
+        return len(read_metrics(run)) > 3 if (run / "metrics.jsonl").is_file() else False
+
+    with marked() as mark:
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+        # A session of its own, because a terminal sends Ctrl-C to the whole group of processes.
+        process = subprocess.Popen(command, env=environment, start_new_session=True, stdout=subprocess.PIPE, text=True)
+        try:
+            deadline = time.monotonic() + 120
+            while not reached(mark):
+                assert process.poll() is None and time.monotonic() < deadline, "the run never came so far"
+                time.sleep(0.1)
+            os.killpg(process.pid, signal.SIGINT)
+            said, _ = process.communicate(timeout=60)
+            assert process.returncode == 130
+            assert "Interrupted" in said
+            assert left(mark) == []
+        finally:
+            process.kill()
+            for survivor in alive(mark):
+                survivor.kill()

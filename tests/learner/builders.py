@@ -14,7 +14,7 @@ from learner.config import AlgorithmConfig
 from learner.credit import initial_baseline
 from learner.loss import entropy_loss, policy_loss, token_weights
 from learner.plan import Plan, resolve
-from learner.types import MicroBatch
+from learner.types import Judgement, MicroBatch
 from rollout.types import Group, Trajectory, Turn
 
 VOCABULARY = 12
@@ -115,7 +115,15 @@ def bigram_entropies(logits_VV: torch.Tensor, episode: Trajectory) -> torch.Tens
     return torch.stack([-(log_probs_VV[episode.token_ids[t - 1]].exp() * log_probs_VV[episode.token_ids[t - 1]]).sum() for t in positions])
 
 
-def micro_batches(groups: Sequence[Group], plan: Plan, *, ranks: int = 1, budget: int = 10_000, limit: int = 12) -> list[MicroBatch]:
+def micro_batches(
+    groups: Sequence[Group],
+    plan: Plan,
+    *,
+    ranks: int = 1,
+    budget: int = 10_000,
+    limit: int = 12,
+    judged: Sequence[Judgement] | None = None,
+) -> list[MicroBatch]:
     """All micro-batches of the one optimiser step that `groups` make."""
     (step,), _, _ = optimizer_steps(
         groups,
@@ -125,6 +133,7 @@ def micro_batches(groups: Sequence[Group], plan: Plan, *, ranks: int = 1, budget
         generation_limit=limit,
         baseline_state=initial_baseline(plan),
         current_version=0,
+        judged=judged,
     )
     return [part for parts in step.micro_batches for part in parts]
 
@@ -143,6 +152,7 @@ def learner_gradient(
             logp_old_M=part.logp_old_BT[part.mask_BT],
             logp_M=logp_M,
             ref_logp_M=None if ref_VV is None else _sampled(torch.log_softmax(ref_VV, -1), part),
+            row_M=part.mask_BT.nonzero()[:, 0],
         )
         loss = policy_loss(w_M, logp_M)
         if plan.config.entropy_coef > 0:

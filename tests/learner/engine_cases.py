@@ -2,6 +2,7 @@
 
 import socket
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -17,6 +18,8 @@ VOCAB = 61
 ROWS = 8
 LENGTH = 12
 REINFORCE = AlgorithmConfig(method="reinforce")
+ACTOR_CRITIC = AlgorithmConfig(method="actor_critic", value_coef=0.5)
+VALUE_LR = 0.02
 SPLITS = {1: ([8], [3, 0, 5]), 2: ([4], [1, 3], [0, 4])}
 """For each number of ranks: how a rank's rows are cut into micro-batches; 0 is a micro-batch without a sampled token."""
 
@@ -47,20 +50,27 @@ def batch() -> MicroBatch:
     )
 
 
+def value_batch() -> MicroBatch:
+    """`batch` with targets for V."""
+    whole = batch()
+    target_BT = torch.randn(whole.mask_BT.shape, generator=torch.Generator().manual_seed(2)) * whole.mask_BT
+    return replace(whole, value_target_BT=target_BT, value_old_BT=torch.zeros_like(target_BT))
+
+
 def rows(whole: MicroBatch, start: int, stop: int) -> MicroBatch:
     """Rows `start..stop-1`; if there are none, one row without a sampled token."""
     if start == stop:
-        parts = {name: torch.zeros_like(value[:1]) for name, value in vars(whole).items()}
-        return MicroBatch(**parts)
-    return MicroBatch(**{name: value[start:stop] for name, value in vars(whole).items()})
+        return MicroBatch(**{name: None if value is None else torch.zeros_like(value[:1]) for name, value in vars(whole).items()})
+    return MicroBatch(**{name: None if value is None else value[start:stop] for name, value in vars(whole).items()})
 
 
-def split(sizes: list[int], rank: int, world_size: int) -> list[MicroBatch]:
+def split(sizes: list[int], rank: int, world_size: int, whole: MicroBatch | None = None) -> list[MicroBatch]:
     """The micro-batches of one rank, which owns a contiguous share of the rows."""
+    whole = whole or batch()
     start = rank * ROWS // world_size
     parts = []
     for size in sizes:
-        parts.append(rows(batch(), start, start + size))
+        parts.append(rows(whole, start, start + size))
         start += size
     return parts
 
@@ -79,6 +89,49 @@ def reference_step(model: str, lr: float, max_norm: float) -> tuple[dict[str, to
     loss.backward()
     norm = float(torch.nn.utils.clip_grad_norm_(lm.parameters(), max_norm or float("inf")))
     return {name: (weight - lr * weight.grad).detach() for name, weight in lm.named_parameters()}, norm, loss.item()
+
+
+def reference_value_steps(model: str, separate: bool) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """Two SGD steps of policy and value in bare PyTorch; the policy's new weights, and V at the sampled tokens after them.
+
+    Two, because the head starts at 0: in the first step no gradient of V reaches a backbone.
+    """
+    lm, whole = AutoModelForCausalLM.from_pretrained(model), value_batch()
+    body = AutoModelForCausalLM.from_pretrained(model).model if separate else lm.model
+    weight, bias = torch.zeros(lm.config.hidden_size, requires_grad=True), torch.zeros(1, requires_grad=True)
+    trained = {id(one): one for one in [*lm.parameters(), *body.parameters(), weight, bias]}.values()
+    mask_BT = whole.mask_BT[:, 1:]
+
+    def value_M() -> torch.Tensor:
+        return (body(input_ids=whole.token_ids_BT).last_hidden_state[:, :-1] @ weight + bias)[mask_BT]
+
+    for _ in range(2):
+        logp_M, inverse_z_M = naive_logp(lm, whole.token_ids_BT)[mask_BT], whole.inverse_z_BT[:, 1:][mask_BT]
+        error_M = value_M() - whole.value_target_BT[:, 1:][mask_BT]
+        loss = -(whole.credit_BT[:, 1:][mask_BT] * inverse_z_M * logp_M).sum() + 0.5 * (0.5 * error_M**2 * inverse_z_M).sum()
+        for one, gradient in zip(trained, torch.autograd.grad(loss, list(trained), allow_unused=True), strict=True):
+            if gradient is not None:
+                one.data -= VALUE_LR * gradient
+    return {name: one.detach() for name, one in lm.named_parameters()}, value_M().detach()
+
+
+def value_steps(learner: Learner, sizes: list[int], rank: int, world_size: int) -> dict:
+    """The same two steps through the learner: weights, their announced names, this rank's judgement of all rows, metrics."""
+    parts = split(sizes, rank, world_size, value_batch())
+    metrics = [learner.train_step(parts) for _ in range(2)]
+    judged = learner.judge(value_batch().token_ids_BT.tolist(), value_batch().mask_BT.int().tolist())
+    return {
+        "weights": {name: weight.clone() for name, weight in learner.named_weights()},
+        "names": [name for name, *_ in learner.weights_metadata()],
+        "values": {number: torch.from_numpy(one.values_T).float() for number, one in judged.items()},
+        "metrics": metrics[-1],
+    }
+
+
+def value_learner(model: str, zero_stage: int, port: int, algorithm: AlgorithmConfig = ACTOR_CRITIC, **place: int) -> Learner:
+    """A learner for `value_steps`; a micro-batch of judged rows holds two of them."""
+    config = sgd(zero_stage).model_copy(update={"lr": VALUE_LR, "micro_batch_tokens": 2 * LENGTH})
+    return Learner(model, config, algorithm, total_steps=2, port=port, timeout_s=60, **place)
 
 
 def free_ports(count: int) -> list[int]:
@@ -122,6 +175,9 @@ def run_rank(rank: int, world_size: int, models: dict[bool, str], ports: list[in
         results[name] = (weights, shapes, metrics, before, after)
         learner.close()
     torch.save(results, out / f"rank{rank}.pt")
+    learner = value_learner(models[True], 3, ports[-2], rank=rank, world_size=world_size)
+    torch.save(value_steps(learner, SPLITS[world_size][-1], rank, world_size), out / f"value{rank}.pt")
+    learner.close()
 
 
 def run_rank_then_fall_silent(rank: int, world_size: int, models: dict[bool, str], ports: list[int], out: Path) -> None:

@@ -25,6 +25,7 @@ from tests.learner.engine_cases import (
     split,
     write_model,
 )
+from tests.learner.test_value_model import check_value_steps
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +44,7 @@ def weights_of(one: Learner) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_any_split_takes_the_reference_step(world_size: int, models: dict[bool, str], tmp_path: Path) -> None:
-    ports = free_ports(len(cases(models, world_size)) + 1)
+    ports = free_ports(len(cases(models, world_size)) + 2)
     if world_size == 1:
         run_rank(0, 1, models, ports, tmp_path)
     else:
@@ -71,6 +72,7 @@ def test_any_split_takes_the_reference_step(world_size: int, models: dict[bool, 
                 torch.tensor(before), naive_logp(AutoModelForCausalLM.from_pretrained(model), probe_BT), rtol=0, atol=1e-5
             )
             torch.testing.assert_close(torch.tensor(after), naive_logp(new, probe_BT), rtol=0, atol=1e-5)
+    check_value_steps(models[True], [torch.load(tmp_path / f"value{rank}.pt", weights_only=False) for rank in range(world_size)])
     if world_size == 2:
         seconds, _, error = (tmp_path / "silent_peer.txt").read_text().partition(" ")
         assert error and 2 < float(seconds) < 30, "a peer that stays away is an error at the deadline"

@@ -20,6 +20,14 @@ from tests.learner.builders import plan_of
         ({"method": "grpo", "kl_estimator": "k1"}, "k1 has a gradient whose mean is 0"),
         ({"method": "sft", "kl_coef": 0.1}, "needs tokens that the policy sampled"),
         ({"method": "sft", "drift": "ppo_clip"}, "imitation corrects for none"),
+        ({"method": "rest_em", "drift": "tis"}, "imitation corrects for none"),
+        ({"method": "rest", "kl_coef": 0.1}, "needs tokens that the policy sampled by itself, all of them"),
+        ({"method": "alive_loo", "kl_coef": 0.1, "kl_in": "reward"}, "alive compares whole turns"),
+        ({"method": "ppo", "baseline": "none"}, "baseline none is not one of value"),
+        ({"method": "reinforce", "normaliser": "kept"}, "this row has no filter"),
+        ({"method": "rloo", "whiten": True}, "whiten is for rows with a learned value"),
+        ({"method": "actor_critic", "gamma": 0.9}, "this row's return is to_go"),
+        ({"method": "dr_grpo", "drift": "tis", "dual_clip": 3.0}, "the drift is tis"),
         ({"method": "alive_loo", "count_dead_groups": False}, "with baseline alive these have credit"),
         ({"method": "reinforce", "count_dead_groups": False}, "with baseline none these have credit"),
     ],
@@ -50,7 +58,9 @@ def test_stale_samples_without_a_correction_must_be_asked_for(stale: dict) -> No
     assert check(AlgorithmConfig(method="rloo", drift="none"), group_size=4, **stale).drift == "none"
     assert check(AlgorithmConfig(method="rloo", drift="ppo_clip"), group_size=4, **stale).drift == "ppo_clip"
     assert check(AlgorithmConfig(method="dr_grpo"), group_size=4, **stale).drift == "ppo_clip"
-    assert check(AlgorithmConfig(method="sft"), group_size=1, **stale).drift == "none"
+    for imitation in ("sft", "rest_em", "expert_iteration"):
+        assert check(AlgorithmConfig(method=imitation), group_size=1, **stale).drift == "none"
+    assert check(AlgorithmConfig(method="ppo"), group_size=1, **stale).drift == "ppo_clip"
 
 
 def test_formula_of_grpo_in_full() -> None:
@@ -75,6 +85,27 @@ def test_formula_speaks_of_overrides_and_not_of_the_row() -> None:
     assert "Z         = sum_i |y_i|" in plain
     assert "mean_(j != i) R_j" in plain
     assert "C = 32" in formula(plan_of("dr_grpo", generation_limit=32))
+
+
+@pytest.mark.parametrize(
+    ("config", "parts"),
+    [
+        ({"method": "ppo", "gae_lambda": 0.9, "whiten": True}, ["whiten(G_it - V(h_it))", "lambda 0.9", "(V(h_it) - G_it)^2", "whitening"]),
+        ({"method": "actor_critic", "value": "separate"}, ["R_it - V(h_it)", "(V(h_it) - R_it)^2 / 2 / Z", "the loss of V, separate"]),
+        ({"method": "rest", "filter_threshold": 0.5}, ["credit_it = 1[R_i >= 0.5]", "Z         = sum_kept |y_i|"]),
+        ({"method": "rest_em"}, ["credit_it = 1[success_i]"]),
+        ({"method": "rloo", "kl_coef": 0.2, "kl_in": "reward", "kl_estimator": "k1"}, ["reward    = r_it - 0.2 * k1_it"]),
+        ({"method": "dr_grpo", "dual_clip": 3.0}, ["the ratio < 0.8 or > 3"]),
+        ({"method": "rloo", "drift": "tis", "tis_cap": 1.5}, ["drift_it  = min(pi / pi_old, 1.5)"]),
+        ({"method": "rloo", "drift": "masked", "mask_high": 4}, ["below 0.5 or above 4"]),
+        ({"method": "rloo", "drift": "sequence"}, ["drift_it  = exp(mean_t log(pi / pi_old))"]),
+        ({"method": "rloo", "drift": "cispo", "clip_high": 0.3}, ["drift_it  = clip(pi / pi_old, 0.8, 1.3)"]),
+    ],
+)
+def test_formula_has_the_numbers_that_run(config: dict, parts: list[str]) -> None:
+    text = formula(resolve(AlgorithmConfig.model_validate(config)))
+    for part in parts:
+        assert part in text, f"{part!r} is not in:\n{text}"
 
 
 @pytest.mark.parametrize("method", METHODS)

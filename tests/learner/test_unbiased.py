@@ -5,12 +5,14 @@ Nothing here is sampled. Multiples are stated for C = 1, so that the constant no
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
 from learner.enumerate import Toy, exact_gradient, expected_gradient, expected_return, group_weights
 from learner.loss import policy_loss
 from learner.methods import METHODS
+from learner.types import Judgement
 from rollout.types import Group
 from tests.learner.builders import plan_of, trajectory
 
@@ -168,7 +170,8 @@ def test_autograd_of_the_loss_is_the_sum_that_is_enumerated() -> None:
         plan = plan_of(name)
         logits = WITH_END.logits_SV.clone().requires_grad_()
         logp_M = torch.cat([WITH_END.log_probs(path, logits) for path in paths])
-        w_M = group_weights(group, plan, logp_M.detach(), generation_limit=2)
+        judged = [Judgement(values_T=np.linspace(0.1, 0.4, len(path))) for path in paths]
+        w_M = group_weights(group, plan, logp_M.detach(), 2, judged)
         (gradient,) = torch.autograd.grad(policy_loss(w_M, logp_M), logits)
         by_hand = torch.zeros_like(gradient)
         token = 0

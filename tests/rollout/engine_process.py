@@ -9,7 +9,7 @@ import os
 import traceback
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -17,7 +17,8 @@ from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
 
 from cluster.weights import GlooSender, GlooTrainerInitInfo
 from rollout.config import GeneratorConfig
-from rollout.engine import Engine, start_engine
+from rollout.engine import start_engine
+from rollout.policy import Engine
 from rollout.types import Completion, Sampling
 
 T = TypeVar("T")
@@ -109,6 +110,13 @@ async def begin(engine: Any, prompt: tuple[int, ...], sampling: Sampling, tokens
         await asyncio.sleep(0)
 
 
+async def begin_for(engine: Any, prompt: tuple[int, ...], sampling: Sampling, seconds: float) -> None:
+    """Begin a turn and return after some time, for an engine whose tokens are not seen before the turn ends."""
+    engine.begun = asyncio.create_task(engine.generate(prompt, sampling))
+    await asyncio.sleep(seconds)
+    assert not engine.begun.done(), "the turn is over already; take a longer one"
+
+
 async def finish(engine: Any) -> Completion:
     completion: Completion = await engine.begun
     return completion
@@ -149,10 +157,10 @@ class ModelSource(WeightSource):
 class Pair:
     """A model in an engine and the same model in transformers, and the transport between them."""
 
-    def __init__(self, model: str, end_id: int, max_model_len: int) -> None:
+    def __init__(self, model: str, end_id: int, max_model_len: int, engine: Literal["inprocess", "async"] = "inprocess") -> None:
         self.end_id = end_id
         self.lm: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
-        self.engine = EngineProcess(model, end_id, max_model_len, GeneratorConfig(kv_cache_gib=0.1, max_num_seqs=64))
+        self.engine = EngineProcess(model, end_id, max_model_len, GeneratorConfig(engine=engine, kv_cache_gib=0.1, max_num_seqs=64))
 
     def wait(self) -> "Pair":
         self.engine.wait()
@@ -186,6 +194,11 @@ class Pair:
         """Log-probs of `sampled` behind `prompt`, by transformers."""
         rows = self.log_probs([*prompt, *sampled], temperature)[len(prompt) - 1 : -1]
         return rows[torch.arange(len(sampled)), torch.tensor(list(sampled))]
+
+    def gap(self, prompt: tuple[int, ...], completion: Completion, temperature: float = 1.0) -> float:
+        """The largest difference between the reported log-probs and those of transformers."""
+        expected = self.logp(prompt, completion.token_ids, temperature)
+        return float((expected - torch.tensor(completion.logp_old)).abs().max())
 
     def close(self) -> None:
         self._sender.shutdown()

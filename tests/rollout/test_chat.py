@@ -39,11 +39,7 @@ def rendered(encoder: ChatEncoder, messages: list[dict[str, str]], *, generate: 
 @pytest.mark.parametrize("shape", SHAPES)
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(turns=st.lists(st.tuples(TEXT, TEXT), min_size=1, max_size=6))
-def test_pieces_in_a_row_are_the_whole_rendering(
-    encoders: dict[str, ChatEncoder], shape: str, turns: list[tuple[str, str]]
-) -> None:
-    encoders: dict[str, ChatEncoder], shape: str, turns: list[tuple[str, str]]
-) -> None:
+def test_pieces_in_a_row_are_the_whole_rendering(encoders: dict[str, ChatEncoder], shape: str, turns: list[tuple[str, str]]) -> None:
     encoder = encoders[shape]
     messages = [{"role": RULES.role, "content": RULES.content}]
     token_ids = encoder.prompt([RULES])

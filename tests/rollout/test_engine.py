@@ -1,13 +1,13 @@
 """vLLM samples from exactly the distribution that transformers computes, reports its log-probs, and takes new weights whole."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from random import Random
 
 import pytest
 import torch
 
-from learner.tiny import TinyModelConfig, build_tiny
+from learner.config import TinyModelConfig
+from learner.tiny import build_tiny
 from rollout.types import Completion, Sampling
 from tests.rollout import engine_process
 from tests.rollout.engine_process import Pair
@@ -57,18 +57,12 @@ def sample(pair: Pair, prompts: list[tuple[int, ...]], samplings: list[Sampling]
     return pair.engine(engine_process.sample, prompts, samplings)
 
 
-def gap(pair: Pair, before: tuple[int, ...], completion: Completion, temperature: float = 1.0) -> float:
-    """The largest difference between the reported log-probs and those of transformers."""
-    expected = pair.logp(before, completion.token_ids, temperature)
-    return float((expected - torch.tensor(completion.logp_old)).abs().max())
-
-
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_reported_log_probs_are_those_of_transformers(either: Pair, temperature: float) -> None:
     prompts = [prompt(length, length) for length in (1, 5, 31, 32, 33, 64, 100, 100)]
     completions = sample(either, prompts, seeded(len(prompts), temperature=temperature))
     for before, completion in zip(prompts, completions, strict=True):
-        assert gap(either, before, completion, temperature) < TOLERANCE
+        assert either.gap(before, completion, temperature) < TOLERANCE
 
 
 def test_sampled_tokens_follow_the_distribution(pair: Pair) -> None:
@@ -115,7 +109,7 @@ def test_the_whole_context_can_be_used(pair: Pair) -> None:
     before = prompt(MAX_MODEL_LEN - 3, 1)
     (completion,) = sample(pair, [before], seeded(1, tokens=3))
     assert len(completion.token_ids) == 3
-    assert gap(pair, before, completion) < TOLERANCE
+    assert pair.gap(before, completion) < TOLERANCE
 
 
 def test_a_request_that_leaves_no_room_is_an_error_and_not_a_hang(pair: Pair) -> None:
@@ -147,11 +141,11 @@ def test_after_a_push_the_engine_is_the_new_model(either: Pair) -> None:
     for version in (1, 2):
         (old,) = sample(either, [before], seeded(1))
         either.move(seed=version)
-        assert gap(either, before, old) > 1e-2, "the model has to move, or nothing is proven"
+        assert either.gap(before, old) > 1e-2, "the model has to move, or nothing is proven"
         either.push(version)
         (new,) = sample(either, [before], seeded(1))
         assert (new.first_version, new.last_version) == (version, version)
-        assert gap(either, before, new) < TOLERANCE
+        assert either.gap(before, new) < TOLERANCE
 
 
 def test_without_the_reset_of_the_prefix_cache_the_engine_would_be_a_mixture(pair: Pair) -> None:
@@ -161,10 +155,10 @@ def test_without_the_reset_of_the_prefix_cache_the_engine_would_be_a_mixture(pai
     pair.send()
     pair.engine(engine_process.go_on_without_commit)
     (mixed,) = sample(pair, [before], seeded(1))
-    assert gap(pair, before, mixed) > 1e-3, "64 of the 70 tokens are in the cache, as the old weights saw them"
+    assert pair.gap(before, mixed) > 1e-3, "64 of the 70 tokens are in the cache, as the old weights saw them"
     pair.engine(engine_process.commit, 3)
     (clean,) = sample(pair, [before], seeded(1))
-    assert gap(pair, before, clean) < TOLERANCE
+    assert pair.gap(before, clean) < TOLERANCE
 
 
 def test_a_turn_that_lives_through_a_push_goes_on_as_the_new_model(pair: Pair) -> None:

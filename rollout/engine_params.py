@@ -1,0 +1,70 @@
+"""What vLLM is told: the arguments of an engine, and the parameters of a request."""
+
+from typing import Any
+
+from rollout.config import GeneratorConfig
+from rollout.types import Sampling
+
+
+def has_gpu() -> bool:
+    """True if vLLM would run on a GPU here."""
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def engine_arguments(model: str, max_model_len: int, config: GeneratorConfig, *, seed: int, transfer: str) -> dict[str, Any]:
+    """The arguments of both engines; `max_model_len` is the longest episode in tokens."""
+    from vllm.config import WeightTransferConfig
+
+    arguments: dict[str, Any] = {
+        "model": model,
+        "dtype": config.dtype,
+        "seed": seed % 2**32,
+        # One more than the longest episode, because scoring a row samples one token behind it.
+        "max_model_len": max_model_len + 1,
+        "max_num_seqs": config.max_num_seqs,
+        "max_num_batched_tokens": max(config.max_batched_tokens, max_model_len + 1),
+        "tensor_parallel_size": config.tensor_parallel,
+        "enforce_eager": config.enforce_eager,
+        "enable_prefix_caching": config.prefix_caching,
+        # A chunked prefill rewinds the generator of a seeded request, which the CPU's random generator cannot do.
+        "enable_chunked_prefill": has_gpu(),
+        "logprobs_mode": "processed_logprobs",
+        "skip_tokenizer_init": True,
+        "disable_log_stats": True,
+        "weight_transfer_config": WeightTransferConfig(backend=transfer),
+    }
+    block_size = config.block_size or (None if has_gpu() else 32)
+    if block_size:
+        arguments["block_size"] = block_size
+    if has_gpu():
+        arguments["gpu_memory_utilization"] = config.gpu_memory_fraction
+    else:
+        arguments["kv_cache_memory_bytes"] = int(config.kv_cache_gib * 2**30)
+    return arguments
+
+
+def sampling_params(sampling: Sampling, end_id: int | None) -> Any:
+    """vLLM's parameters of one turn; `end_id` None never stops before `max_tokens`."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    # Nothing but the temperature may shape the distribution (no top-p, penalty or minimum length): the learner has only that.
+    return SamplingParams(
+        temperature=sampling.temperature,
+        max_tokens=sampling.max_tokens,
+        seed=sampling.seed,
+        stop_token_ids=None if end_id is None else [end_id],
+        ignore_eos=True,
+        logprobs=0,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def scoring_params() -> Any:
+    """vLLM's parameters of a request that is only about the log-probs of its prompt."""
+    from vllm import SamplingParams
+
+    return SamplingParams(temperature=1.0, max_tokens=1, prompt_logprobs=0, ignore_eos=True, detokenize=False)

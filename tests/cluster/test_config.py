@@ -1,0 +1,148 @@
+"""Every setting does something and says what; a config survives its file; a mistake is answered with a way out."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from cluster.config import RunConfig
+from cluster.load_config import RECIPES, dump_config, load_config, parse_config, recipe_names
+from envs.errors import InputError
+
+ROOT = RECIPES.parent.parent
+TINY = "number-search-tiny"
+
+
+def models(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    """A config model and the sections in it."""
+    yield model
+    for field in model.model_fields.values():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from models(field.annotation)
+
+
+SECTIONS = list(dict.fromkeys(models(RunConfig)))
+FIELDS = [(section, name) for section in SECTIONS for name in section.model_fields]
+
+
+def attributes_read() -> set[str]:
+    """Every name that is read as an attribute in the four packages; what the configs themselves check is not a use."""
+    return {
+        node.attr
+        for package in ("envs", "rollout", "learner", "cluster")
+        for path in (ROOT / package).rglob("*.py")
+        if path.name != "config.py"
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
+    }
+
+
+def test_every_setting_is_read_somewhere() -> None:
+    read = attributes_read()
+    assert [f"{section.__name__}.{name}" for section, name in FIELDS if name not in read] == []
+
+
+def test_every_setting_says_what_it_is_in_a_sentence() -> None:
+    for section, name in FIELDS:
+        field = section.model_fields[name]
+        description = field.annotation.__doc__ if field.annotation in SECTIONS else field.description
+        assert description and description.rstrip().endswith((".", ")")), f"{section.__name__}.{name}: {description!r}"
+
+
+@pytest.mark.parametrize("recipe", recipe_names())
+def test_a_shipped_recipe_loads_and_survives_its_own_dump(recipe: str, tmp_path: Path) -> None:
+    config = load_config(recipe)
+    assert config.description
+    (tmp_path / "again.yaml").write_text(dump_config(config))
+    assert load_config(str(tmp_path / "again.yaml")) == config
+
+
+@given(
+    seed=st.integers(0, 2**31),
+    lr=st.floats(1e-12, 1e3),
+    description=st.text(max_size=30),
+    baseline=st.sampled_from([None, "leave_one_out"]),
+    betas=st.tuples(st.floats(0, 0.9999), st.floats(0, 0.9999)),
+)
+def test_any_values_survive_the_file(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, lr: float, description: str, baseline: str | None, betas: tuple[float, float]
+) -> None:
+    tree = {"seed": seed, "description": description, "learner": {"lr": lr, "betas": betas}, "algorithm": {"baseline": baseline}}
+    config = parse_config(tree, "test")
+    path = tmp_path_factory.mktemp("config") / "config.yaml"
+    path.write_text(dump_config(config), encoding="utf-8")
+    assert load_config(str(path)) == config
+
+
+def test_overrides_apply_in_order_and_the_last_one_counts() -> None:
+    config = load_config(TINY, ["learner.lr=1e-4", "learner.lr=2E-4", "steps=3", "model.path=null", "learner.betas=[0.8, 0.99]"])
+    assert (config.learner.lr, config.steps, config.model.path, config.learner.betas) == (2e-4, 3, None, (0.8, 0.99))
+    assert load_config(TINY, ["env.params.numbers=64"]).env.params == {"numbers": 64, "guesses": 4}
+
+
+def test_nothing_can_change_a_config() -> None:
+    config = load_config(TINY)
+    for owner, name in ((config, "steps"), (config.learner, "lr"), (config.model.tiny, "layers")):
+        with pytest.raises(ValueError, match="frozen"):
+            setattr(owner, name, 1)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        (["lerner.lr=1"], "unknown key 'lerner': did you mean 'learner'?"),
+        (["learner.lrr=1"], "unknown key 'learner.lrr': did you mean 'lr'?"),
+        (["model.tiny.layer=1"], "unknown key 'model.tiny.layer': did you mean 'layers'?"),
+        (["env.params.number=8"], "unknown key 'env.params.number': did you mean 'numbers'?"),
+        (["env.name=number_serch"], "there is no environment 'number_serch': did you mean 'number_search'?"),
+        (["algorithm.method=dr_grppo"], "unknown method 'dr_grppo'; did you mean 'dr_grpo'?"),
+        (["learner=3"], "learner is 3; expected a section with"),
+        (["learner.lr.x=3", "learner.lr=1"], "learner.lr"),
+        (["learner.lr"], "cannot read the override 'learner.lr'; expected key.sub=value"),
+        (["learner.lr=[1"], "cannot read the value of 'learner.lr=[1' as YAML"),
+        (["learner.lr=-1"], "learner.lr is -1: input should be greater than 0"),
+        (["learner.lr=.nan"], "learner.lr is nan"),
+        (["learner.lr=.inf"], "learner.lr is inf"),
+        (["rollout.temperature=.inf"], "rollout.temperature is inf"),
+        (["learner.schedule=cosin"], "learner.schedule is 'cosin': input should be 'constant', 'linear' or 'cosine'"),
+        (["env.params.guesses=0"], "env.params.guesses is 0: input should be greater than or equal to 1"),
+        (["rollout.group_size=1"], "group_size is 1, but baseline group_mean compares siblings"),
+        (["algorithm.method=reinforce", "cluster.max_lag=1"], "this row corrects for none; set drift to ppo_clip"),
+        (["algorithm.method=reinforce", "learner.epochs=2"], "this row corrects for none; set drift to ppo_clip"),
+        (["learner.minibatches=3", "algorithm.drift=ppo_clip"], "cannot be split into learner.minibatches=3 equal parts"),
+        (["rollout.max_turn_tokens=200"], "has no room for a prompt beside a turn of rollout.max_turn_tokens=200"),
+        (["rollout.max_context_tokens=256"], "model.tiny.max_position=256 is not more than rollout.max_context_tokens=256"),
+        (["cold_start.player=expert"], "cold_start.player='expert' is no player of number_search: "),
+        (["env.name=tests.envs.faulty:SPEC", "env.params={}"], "it must run where it can be killed; set cluster.env_workers=1 or more"),
+        (["model.tiny.kv_heads=2"], "heads=3 is not a multiple of kv_heads=2"),
+        (["model.tiny.hidden_size=100"], "set hidden_size to 96 or 192"),
+    ],
+)
+def test_a_mistake_is_answered_with_its_reason(overrides: list[str], reason: str) -> None:
+    with pytest.raises(InputError) as caught:
+        load_config(TINY, overrides)
+    assert reason in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("number-search-tinny", None, "no recipe 'number-search-tinny': did you mean 'number-search-tiny'?"),
+        ("missing.yaml", None, "no file "),
+        ("list.yaml", "- 1\n", "holds list; expected a mapping of config keys"),
+        ("empty.yaml", "", "holds NoneType; expected a mapping of config keys"),
+        ("broken.yaml", "steps: [1", "is not valid YAML: "),
+        ("typo.yaml", "stepps: 1", "unknown key 'stepps': did you mean 'steps'?"),
+    ],
+)
+def test_a_file_that_is_no_recipe_is_refused(tmp_path: Path, name: str, content: str | None, reason: str) -> None:
+    path = tmp_path / name
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(InputError) as caught:
+        load_config(str(path) if name.endswith(".yaml") else name)
+    assert reason in str(caught.value)
