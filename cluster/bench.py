@@ -32,8 +32,9 @@ from rollout.generator import GroupRequest
 _SKIPPED_STEPS = 3  # the first steps of a run warm up kernels and caches
 
 
-def bench(console: Console, out: Path, overrides: list[str], repeats: int) -> dict[str, Any]:
+def bench(out: Path, overrides: list[str], repeats: int) -> dict[str, Any]:
     """Run every measurement, print the table, write it as JSON to `out`, and return it."""
+    console = Console()
     config = load_config("number-search-tiny", [f"steps={_SKIPPED_STEPS + 2 * repeats}", "eval.every=1000", *overrides])
     with tempfile.TemporaryDirectory() as scratch:
         folder = RunFolder.create(Path(scratch) / "run", config, overwrite=False)

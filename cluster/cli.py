@@ -245,9 +245,7 @@ def bench(
     Run it on a quiet machine; it takes about three minutes. Ratios above 1 mean faster than the yardstick.
     The overrides change the recipe number-search-tiny that is measured, such as cluster.generators=2.
     """
-    from rich.console import Console
-
     from cluster.bench import bench as run
 
     with _interrupted("pickaxe: interrupted; nothing was written"):
-        run(Console(), out, list(overrides or []), repeats)
+        run(out, list(overrides or []), repeats)

@@ -46,8 +46,12 @@ class EngineProcess:
         assert failure is None, failure
         return result
 
-    def close(self) -> None:
+    def hang_up(self) -> None:
+        """Have it end, without waiting for it."""
         self._connection.close()
+
+    def close(self) -> None:
+        self.hang_up()
         self._process.join(20)
         self._process.kill()
 

@@ -31,6 +31,8 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Pair]]
         yield {name: pair.wait() for name, pair in started.items()}
     finally:
         for pair in started.values():
+            pair.engine.hang_up()
+        for pair in started.values():
             pair.close()
 
 
