@@ -242,8 +242,7 @@ def bench(
     """Measure this machine: whole steps, and generator, learner and push against something bare beside them.
 
     \b
-    Run it on a quiet machine; it takes about three minutes. Ratios above 1 mean faster than the yardstick.
-    The overrides change the recipe number-search-tiny that is measured, such as cluster.generators=2.
+    About three minutes on a quiet machine; ratios above 1 are faster than the yardstick. Overrides change number-search-tiny.
     """
     from cluster.bench import bench as run
 
