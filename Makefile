@@ -19,7 +19,7 @@ help:  ## Show this list
 
 setup: $(STAMP)  ## Make .venv and install everything into it (about 3 minutes, 4 GB; done once)
 
-demo: $(STAMP)  ## Train the tiny policy on number search (about 3 minutes on two cores), into runs/demo
+demo: $(STAMP)  ## Train the tiny policy on number search (about 5 minutes on two cores), into runs/demo
 	$(BIN)/pickaxe train number-search-tiny --run-dir runs/demo --overwrite
 
 test: $(STAMP)  ## Run the tests (a few minutes)

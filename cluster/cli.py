@@ -68,7 +68,7 @@ def _options(
     """Train LLM agents with reinforcement learning in multi-turn text environments.
 
     \b
-    See it work (3 minutes on two CPU cores):   pickaxe train number-search-tiny
+    See it work (5 minutes on two CPU cores):   pickaxe train number-search-tiny
     See what it optimises:                      pickaxe explain dr_grpo
     Play an environment yourself:               pickaxe play number_search
     """
@@ -103,9 +103,9 @@ def train(
         raise InputError("--overwrite needs --run-dir: without it every run gets a folder of its own")
     with _interrupted("Interrupted before the run had begun."):
         print("loading torch, ray and vLLM ...", file=sys.stderr)
-        from cluster.preflight import preflight
+        from cluster.before_start import check_before_start
 
-        advice = preflight(config)
+        advice = check_before_start(config)
         from cluster.supervise import run_training
 
         folder = run_dir or claim(Path(recipe).stem)

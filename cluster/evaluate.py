@@ -10,11 +10,11 @@ from rich.console import Console
 from rich.table import Table
 
 from cluster.actors import running
+from cluster.before_start import check_before_start, longest_context
 from cluster.config import RunConfig
 from cluster.interrupt import terminated_as_interrupted
 from cluster.load_config import load_config, override_config
 from cluster.numbers import fixed, number
-from cluster.preflight import longest_context, preflight
 from cluster.prepare import eval_tasks
 from cluster.run_dir import MARK
 from cluster.run_folder import last_checkpoint
@@ -79,7 +79,7 @@ def eval_config(model: str, env: str | None, params: Sequence[str], overrides: S
 def evaluate_policy(config: RunConfig, *, samples: int, greedy: bool, console: Console) -> Evaluation:
     """Play all tasks `samples` times at the training temperature, and once greedily. Progress is shown on `console`."""
     assert config.model.path is not None
-    for sentence in preflight(config):
+    for sentence in check_before_start(config):
         console.print(f"note: {sentence}", markup=False, highlight=False, soft_wrap=True)
     tasks = eval_tasks(config)
     at_once = max(1, _IN_FLIGHT // max(samples, 1))

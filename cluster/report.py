@@ -26,7 +26,7 @@ _ARTEFACTS = (
     ("metrics.jsonl", "every metric, one line a step"),
     ("tensorboard", "the same for TensorBoard"),
     ("trajectories", "transcripts with mask, log-probs and credit a token"),
-    ("checkpoints", "weights and state to resume from"),
+    ("checkpoints", "the policy as Hugging Face folders, for pickaxe eval or model.path"),
     ("config.yaml", "the configuration that ran"),
     ("log.txt", "the log"),
 )

@@ -30,7 +30,7 @@ def run_training(
 ) -> int:
     """Train in a folder of its own and return the exit status: 0, 1 if the run failed, 130 if it was interrupted.
 
-    `advice` is what `cluster.preflight` had to say; it is repeated where it stays in view. Raises `InputError`, with nothing left
+    `advice` is what `cluster.before_start` had to say; it is repeated where it stays in view. Raises `InputError`, with nothing left
     behind, for what a person can put right before the run has begun.
     """
     folder = RunFolder.create(run_dir, config, overwrite=overwrite)

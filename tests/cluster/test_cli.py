@@ -154,10 +154,10 @@ def test_a_context_longer_than_the_model_is_refused(tiny_model: Path, capsys: py
 
 
 def test_episodes_that_a_limit_cuts_are_mentioned() -> None:
-    from cluster.preflight import preflight
+    from cluster.before_start import check_before_start
 
-    assert preflight(load_config(RECIPE)) == []
-    (advice,) = preflight(load_config(RECIPE, ["rollout.max_context_tokens=40"]))
+    assert check_before_start(load_config(RECIPE)) == []
+    (advice,) = check_before_start(load_config(RECIPE, ["rollout.max_context_tokens=40"]))
     assert "are cut by a token limit and end as out_of_tokens" in advice and "rollout.max_context_tokens=40" in advice
 
 

@@ -23,7 +23,7 @@ from rollout.play import demonstrate
 _TASKS = 8
 
 
-def preflight(config: RunConfig) -> list[str]:
+def check_before_start(config: RunConfig) -> list[str]:
     """Check model, tokenizer and context; raises `InputError`, and returns advice on what runs but may not be meant."""
     if config.output.tracker != "none" and importlib.util.find_spec(config.output.tracker) is None:
         raise InputError(
