@@ -50,8 +50,12 @@ def _number(result: Group | GroupFailure) -> int:
 def evaluate(
     generators: Sequence[Any], tasks: Sequence[Task], config: RunConfig, *, samples: int, seed: int, greedy: bool = True
 ) -> tuple[list[Group], list[Group]]:
-    """Play every task `samples` times at the training temperature, and once greedily: (sampled groups, greedy groups)."""
-    requests = [GroupRequest(task=task, group=number, size=samples) for number, task in enumerate(tasks)] if samples else []
+    """Play every task `samples` times at the training temperature, and once greedily: (sampled groups, greedy groups).
+
+    Sample j uses the same noise on every task, so it is one deterministic policy: where the tasks are exhaustive, no luck can
+    lift the measured success above that of the best policy.
+    """
+    requests = [GroupRequest(task=task, group=number, size=samples, common_noise=True) for number, task in enumerate(tasks) if samples]
     if greedy:
         requests += [GroupRequest(task=task, group=len(tasks) + number, size=1, temperature=0.0) for number, task in enumerate(tasks)]
     sampled = finish_sampling(start_sampling(generators, requests, sampling_seed(seed, "eval")), config, "evaluating")

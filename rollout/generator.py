@@ -17,12 +17,16 @@ from rollout.types import Group
 
 @dataclass(frozen=True, kw_only=True)
 class GroupRequest:
-    """Play `size` siblings of `task` as group number `group`. `temperature` 0 is greedy; None takes the config's."""
+    """Play `size` siblings of `task` as group number `group`. `temperature` 0 is greedy; None takes the config's.
+
+    `common_noise` is for evaluation, see `play_group`.
+    """
 
     task: Task
     group: int
     size: int
     temperature: float | None = None
+    common_noise: bool = False
 
 
 class Generator:
@@ -77,6 +81,7 @@ class Generator:
                     policy=self._engine,
                     host=self._host,
                     temperature=request.temperature,
+                    common_noise=request.common_noise,
                 )
                 for request in requests
             )

@@ -133,8 +133,12 @@ async def play_group(
     policy: Policy,
     host: EnvHost,
     temperature: float | None = None,
+    common_noise: bool = False,
 ) -> Group | GroupFailure:
     """Play `size` siblings of one task concurrently; `temperature` overrides the config's (0 for a greedy evaluation).
+
+    With `common_noise` the sampling seeds do not depend on the group: sibling j then answers the same history with the same
+    action in every group of the call, as one deterministic policy would.
 
     A `lost` episode (another one took their shared process down) is played again without spending an attempt: each loss needs
     a fault elsewhere, which spends one there, so this ends. The first member without attempts ends its siblings too.
@@ -150,7 +154,7 @@ async def play_group(
                 max_context_tokens=config.max_context_tokens,
                 group=group,
                 member=number,
-                seed=sampling_seed(seed, group, number),
+                seed=sampling_seed(seed, 0 if common_noise else group, number),
             )
             try:
                 # The attempt is part of the name: a late answer to an earlier attempt has nobody to reach.

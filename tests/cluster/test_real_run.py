@@ -168,7 +168,7 @@ def test_a_run_learns_and_leaves_everything_behind(tmp_path: Path) -> None:
     best = 7 / 8
     assert summary["env/best_success"] == best
     assert summary["eval/success"] > summary["eval/success_before"] + 0.1
-    assert summary["eval/success"] < best + 0.05, "more than the optimum, beyond the noise of 512 episodes: a leak"
+    assert summary["eval/success"] <= best, "every sample is one deterministic policy on all secrets: more is a leak"
     assert summary["eval/success_greedy"] <= best
     assert 0 < summary["sync/probe_max_abs_diff_worst"] < 1e-4
     steps = read_metrics(run)

@@ -120,6 +120,20 @@ def test_a_prompt_that_leaves_no_room_for_a_turn_is_refused(encoder: ChatEncoder
         played(episode_of(secret(11), encoder, context=40), Writer(encoder.end_id, guesses(encoder)))
 
 
+def test_common_noise_makes_sibling_j_one_policy_on_every_task(encoder: ChatEncoder) -> None:
+    def seeds(common: bool, number: int) -> list[int]:
+        policy = Writer(encoder.end_id, one_after_the_other([encoder.action("guess(8)")] * 4))
+        host = LocalHost(find)
+        call = play_group(secret(8), number, size=3, seed=5, config=CONFIG, encoder=encoder, policy=policy, host=host, common_noise=common)
+        group = asyncio.run(call)
+        assert isinstance(group, Group)
+        return [trajectory.seed for trajectory in group.trajectories]
+
+    assert seeds(True, 1) == seeds(True, 2)
+    assert len(set(seeds(True, 1))) == 3
+    assert set(seeds(False, 1)).isdisjoint(seeds(False, 2))
+
+
 def test_siblings_are_reproducible_and_differ(encoder: ChatEncoder) -> None:
     def group() -> Group | GroupFailure:
         return group_of(secret(11), Writer(encoder.end_id, guesses(encoder)), LocalHost(find), encoder, size=8)
