@@ -203,6 +203,7 @@ def test_recipes_are_the_shipped_files_and_all_are_valid(capsys: pytest.CaptureF
 
 
 def test_explain_prints_the_config_and_the_formula_that_run(capsys: pytest.CaptureFixture[str]) -> None:
+    from learner.config import AlgorithmConfig
     from learner.explain import formula
     from learner.plan import resolve
 
@@ -213,7 +214,7 @@ def test_explain_prints_the_config_and_the_formula_that_run(capsys: pytest.Captu
     assert "the ratio > 1.28" in printed and f"C = {config.generation_limit}" in printed
 
     assert status(["explain", "rloo"]) == 0
-    assert formula(resolve(load_config(RECIPE, ["algorithm.method=rloo"]).algorithm)) in capsys.readouterr().out
+    assert formula(resolve(AlgorithmConfig(method="rloo"))) in capsys.readouterr().out
 
 
 def test_a_person_plays_to_the_end(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
