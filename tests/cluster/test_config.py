@@ -111,8 +111,14 @@ def test_nothing_can_change_a_config() -> None:
         (["learner.schedule=cosin"], "learner.schedule is 'cosin': input should be 'constant', 'linear' or 'cosine'"),
         (["env.params.guesses=0"], "env.params.guesses is 0: input should be greater than or equal to 1"),
         (["rollout.group_size=1"], "group_size is 1, but baseline group_mean compares siblings"),
-        (["algorithm.method=reinforce", "cluster.max_lag=1"], "this row corrects for none; set drift to ppo_clip"),
-        (["algorithm.method=reinforce", "learner.epochs=2"], "this row corrects for none; set drift to ppo_clip"),
+        (
+            ["algorithm.method=reinforce", "algorithm.drift=null", "learner.minibatches=1", "cluster.max_lag=1"],
+            "this row corrects for none; set drift to ppo_clip",
+        ),
+        (
+            ["algorithm.method=reinforce", "algorithm.drift=null", "learner.minibatches=1", "learner.epochs=2"],
+            "this row corrects for none; set drift to ppo_clip",
+        ),
         (["learner.minibatches=3", "algorithm.drift=ppo_clip"], "cannot be split into learner.minibatches=3 equal parts"),
         (["rollout.max_turn_tokens=200"], "has no room for a prompt beside a turn of rollout.max_turn_tokens=200"),
         (["rollout.max_context_tokens=256"], "model.tiny.max_position=256 is not more than rollout.max_context_tokens=256"),
