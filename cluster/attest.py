@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cluster.actors import Cluster, RunError, wait
-from rollout.chat import ChatEncoder
 
 Scores = Sequence[Sequence[float]]
 _MOVED = 1e-5
@@ -27,12 +26,6 @@ class Attestation:
     moved: float
     learner: Scores
     generators: Sequence[Scores]
-
-
-def probe_rows(texts: Sequence[str], encoder: ChatEncoder, *, rows: int = 4, tokens: int = 64) -> list[tuple[int, ...]]:
-    """A few rows of token ids to compare on: real prompts and actions, so that both ends of the vocabulary in use are seen."""
-    encoded = [ids[:tokens] for text in texts if len(ids := encoder.action(text)) > 1]
-    return encoded[:rows]
 
 
 def attest(cluster: Cluster, probe: Sequence[tuple[int, ...]], version: int, before: Attestation | None) -> Attestation:

@@ -1,6 +1,6 @@
 """The configuration tree: one frozen object that says everything about a run, validated with reasons.
 
-A run is a YAML recipe plus `key.sub=value` overrides (`cluster.recipes` reads both). The resolved object is written into the
+A run is a YAML recipe plus `key.sub=value` overrides (`cluster.load_config` reads both). The resolved object is written into the
 run folder and is the object that runs; nothing changes it.
 """
 

@@ -65,7 +65,7 @@ class RunFolder:
 
 def last_checkpoint(run: Path) -> Path:
     """The newest exported policy of a run. Raises `InputError` if there is none."""
-    found = sorted((run / "checkpoints").glob("*/config.json"), key=lambda path: int(path.parent.name))
+    found = sorted((run / "checkpoints").glob("[0-9]*/config.json"), key=lambda path: int(path.parent.name))
     if not found:
         raise InputError(f"{run} has no exported policy under checkpoints/; the run did not finish, train it again")
     return found[-1].parent
