@@ -20,6 +20,7 @@ from rollout.generator import Generator
 from rollout.play import LocalHost
 
 _CLOSE_S = 20.0
+_ENV_WORKER_RESTARTS = 100
 
 
 class RunError(RuntimeError):
@@ -108,40 +109,55 @@ def _cpus(sizes: ClusterConfig) -> int:
 def _create(config: RunConfig, model: str, *, learners: bool) -> Cluster:
     sizes = config.cluster
     gpus = 1 if has_gpu() else 0
-    in_flight = config.rollout.group_size * max(config.rollout.groups_per_step, 64)
-
-    def actor(plain: type, *, threads: int, num_gpus: float, concurrency: int) -> Any:
-        environment = {
-            "OMP_NUM_THREADS": str(threads),
-            # Waiting threads spin for microseconds and then sleep: by default they spin on, and take the core that another
-            # process needs, which made a step 20 times slower beside one busy neighbour.
-            "GOMP_SPINCOUNT": "10000",
-            "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-        }
-        # Ray runs at most 1000 calls of an async actor and 1 of a threaded one at a time unless told otherwise.
-        return ray.remote(plain).options(
-            num_cpus=threads, num_gpus=num_gpus, max_concurrency=concurrency, runtime_env={"env_vars": environment}
-        )
-
-    env_actor = actor(EnvWorker, threads=1, num_gpus=0, concurrency=sizes.env_processes + 1)
-    workers = tuple(env_actor.remote(sizes.env_processes, sizes.env_deadline_s) for _ in range(sizes.env_workers))
+    workers = start_env_workers(config)
     generator_gpus = gpus * config.generator.tensor_parallel
-    generator_actor = actor(Generator, threads=sizes.generator_threads, num_gpus=generator_gpus, concurrency=in_flight)
+    generator_actor = _actor(Generator, threads=sizes.generator_threads, num_gpus=generator_gpus, concurrency=_in_flight(config))
     generators = tuple(
         generator_actor.remote(
             model=model,
             observation_role=config.model.observation_role,
             rollout=config.rollout,
             generator=config.generator,
-            host=RemoteHost(workers, sizes.env_deadline_s) if workers else LocalHost(find),
+            host=RemoteHost(workers, sizes.step_timeout_s) if workers else LocalHost(find),
             seed=config.seed + number,
             transfer=transfer_backend(config),
         )
         for number in range(sizes.generators)
     )
-    learner_actor = actor(LearnerRank, threads=sizes.learner_threads, num_gpus=gpus, concurrency=1)
+    learner_actor = _actor(LearnerRank, threads=sizes.learner_threads, num_gpus=gpus, concurrency=1)
     ranks = tuple(learner_actor.remote(model, config, rank) for rank in range(sizes.learners if learners else 0))
     return Cluster(generators=generators, learners=ranks, env_workers=workers, config=config)
+
+
+def start_env_workers(config: RunConfig) -> tuple[Any, ...]:
+    """Start the environment workers. Ray starts one that dies again, as the episodes it hosted can be played again."""
+    sizes = config.cluster
+    concurrency = 2 * _in_flight(config) * sizes.generators  # an episode in flight waits for one call, and may have given up another
+    env_actor = _actor(EnvWorker, threads=1, num_gpus=0, concurrency=concurrency, max_restarts=_ENV_WORKER_RESTARTS)
+    return tuple(env_actor.remote(sizes.env_processes, sizes.env_deadline_s) for _ in range(sizes.env_workers))
+
+
+def _in_flight(config: RunConfig) -> int:
+    """The most episodes that one generator plays at a time."""
+    return config.rollout.group_size * max(config.rollout.groups_per_step, 64)
+
+
+def _actor(plain: type, *, threads: int, num_gpus: float, concurrency: int, max_restarts: int = 0) -> Any:
+    environment = {
+        "OMP_NUM_THREADS": str(threads),
+        # Waiting threads spin for microseconds and then sleep: by default they spin on, and take the core that another
+        # process needs, which made a step 20 times slower beside one busy neighbour.
+        "GOMP_SPINCOUNT": "10000",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    }
+    # Ray runs at most 1000 calls of an async actor and 1 of a threaded one at a time unless told otherwise.
+    return ray.remote(plain).options(
+        num_cpus=threads,
+        num_gpus=num_gpus,
+        max_concurrency=concurrency,
+        max_restarts=max_restarts,
+        runtime_env={"env_vars": environment},
+    )
 
 
 def transfer_backend(config: RunConfig) -> str:

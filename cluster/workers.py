@@ -4,21 +4,24 @@ import asyncio
 import itertools
 import math
 import time
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 
 from cluster.config import RunConfig
 from cluster.weights import FanOut, LearnerSource, free_port, open_sender
 from envs.contract import EnvFault, Message, Step, Task
-from envs.isolated import EnvProcess
+from envs.isolated import EnvProcess, FaultKind
 from envs.metrics import Metric, Reduction
 from learner.config import AlgorithmConfig, LearnerConfig
 from learner.learner import Learner
 from learner.types import Judgement, MicroBatch
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,46 +117,83 @@ class LearnerRank:
 
 
 class EnvWorker:
-    """Hosts episodes' environments in killable processes, with a deadline on every call."""
+    """Hosts episodes' environments in killable processes, with a deadline on every call.
+
+    An episode's calls run in order on its process's one thread, so that a `start` which its caller gave up can never follow
+    its `finish` and leave an environment behind. A call whose episode was finished while it waited is not made at all: a group
+    that hangs costs the time of the calls in progress, not of those in the queue.
+    """
 
     def __init__(self, processes: int, deadline_s: float) -> None:
-        self._processes = [EnvProcess(deadline_s=deadline_s) for _ in range(processes)]
-        self._turn = itertools.count()
-        self._home: dict[str, EnvProcess] = {}
+        self._slots = [_Slot(EnvProcess(deadline_s=deadline_s)) for _ in range(processes)]
+        self._home: dict[str, _Slot] = {}
 
-    def ready(self) -> int:
+    async def ready(self) -> int:
         """How many processes are up."""
-        return len(self._processes)
+        return len(self._slots)
 
-    def start(self, episode: str, task: Task) -> tuple[Message, ...]:
-        """Build and start an environment on the next process."""
-        home = self._home[episode] = self._processes[next(self._turn) % len(self._processes)]
-        return home.start(episode, task)
+    async def start(self, episode: str, task: Task) -> tuple[Message, ...]:
+        """Build and start an environment on the process with the fewest waiting calls, then episodes."""
+        slot = self._home[episode] = min(self._slots, key=lambda slot: (slot.waiting, slot.episodes))
+        slot.episodes += 1
+        return await self._call(episode, lambda: slot.process.start(episode, task))
 
-    def step(self, episode: str, text: str) -> Step:
+    async def step(self, episode: str, text: str) -> Step:
         """Take one action."""
-        return self._home[episode].step(episode, text)
+        slot = self._home.get(episode)
+        if slot is None:
+            raise EnvFault(FaultKind.LOST, "the environment worker was started again since the episode began")
+        return await self._call(episode, lambda: slot.process.step(episode, text))
 
-    def finish(self, episode: str) -> Mapping[str, float]:
+    async def finish(self, episode: str) -> Mapping[str, float]:
         """Forget the environment and return its summary."""
-        home = self._home.pop(episode, None)
-        return home.close(episode) if home else {}
+        slot = self._home.pop(episode, None)
+        if slot is None:
+            return {}
+        slot.episodes -= 1
+        return await slot.run(lambda: slot.process.close(episode))
 
-    def close(self) -> None:
+    async def _call(self, episode: str, call: Callable[[], _T]) -> _T:
+        def unless_finished() -> _T:
+            if episode not in self._home:
+                raise EnvFault(FaultKind.LOST, "the episode was given up before this call began")
+            return call()
+
+        return await self._home[episode].run(unless_finished)
+
+    async def close(self) -> None:
         """Kill all processes."""
-        for process in self._processes:
-            process.shutdown()
+        for slot in self._slots:
+            slot.thread.shutdown(wait=False, cancel_futures=True)
+            await asyncio.to_thread(slot.process.shutdown)
+
+
+class _Slot:
+    """One killable process, its thread, and how busy it is."""
+
+    def __init__(self, process: EnvProcess) -> None:
+        self.process = process
+        self.thread = ThreadPoolExecutor(max_workers=1)
+        self.waiting = self.episodes = 0
+
+    async def run(self, call: Callable[[], _T]) -> _T:
+        self.waiting += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self.thread, call)
+        finally:
+            self.waiting -= 1
 
 
 class RemoteHost:
     """An `EnvHost` over environment workers: an episode stays with the worker that started it.
 
-    The worker's own deadline is the sharp one; the one here is for a worker that does not answer at all.
+    The sharp deadline is the worker's own, on each call when its turn comes. `timeout_s` is for a worker that does not answer
+    at all and counts the waiting too, so it is the step's. A dead worker is started again by Ray; its episodes are `lost`.
     """
 
-    def __init__(self, workers: Sequence[Any], deadline_s: float) -> None:
+    def __init__(self, workers: Sequence[Any], timeout_s: float) -> None:
         self._workers = workers
-        self._deadline_s = deadline_s + 30.0
+        self._timeout_s = timeout_s
         self._turn = itertools.count()
         self._home: dict[str, Any] = {}
         self._outstanding = 0
@@ -162,7 +202,8 @@ class RemoteHost:
     async def start(self, episode: str, task: Task) -> tuple[Message, ...]:
         """See `EnvHost`."""
         worker = self._home[episode] = self._workers[next(self._turn) % len(self._workers)]
-        messages: tuple[Message, ...] = await self._answer(worker.start.remote(episode, task))
+        # A worker that died before it answered has lost nothing yet: the call waits until Ray has started it again.
+        messages: tuple[Message, ...] = await self._answer(worker.start.options(max_task_retries=-1).remote(episode, task))
         return messages
 
     async def step(self, episode: str, text: str) -> Step:
@@ -188,11 +229,11 @@ class RemoteHost:
             self._busy_since = time.perf_counter()
         self._outstanding += 1
         try:
-            return await asyncio.wait_for(call, self._deadline_s)
+            return await asyncio.wait_for(call, self._timeout_s)
         except EnvFault:
             raise
         except TimeoutError:
-            raise EnvFault("timed_out", f"the environment worker gave no answer in {self._deadline_s:g} s") from None
+            raise EnvFault("timed_out", f"the environment worker gave no answer in {self._timeout_s:g} s") from None
         except ray.exceptions.RayTaskError as error:
             cause = error.cause
             raise cause if isinstance(cause, EnvFault) else EnvFault("raised", str(cause)) from error

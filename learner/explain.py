@@ -81,7 +81,8 @@ def formula(plan: Plan) -> str:
     dead = "" if config.count_dead_groups else "; groups with equal rewards are not counted"
     lines.append(("Z", z, z_words.format(limit=limit) + dead))
     if config.entropy_coef > 0:
-        lines.append(("bonus", f"{config.entropy_coef:g} * sum_it H(pi(. | h_it)) / Z", "entropy, in nats"))
+        falls = ", falling to 0 over the run" if config.entropy_schedule == "linear" else ""
+        lines.append(("bonus", f"{config.entropy_coef:g} * sum_it H(pi(. | h_it)) / Z", f"entropy, in nats{falls}"))
     if plan.needs_value:
         clip = "" if config.value_clip is None else f", changes beyond {config.value_clip:g} clipped"
         target = value.format(**numbers)

@@ -21,7 +21,7 @@ from learner.config import AlgorithmConfig, LearnerConfig
 from learner.engine import Engine, join, learning_rate, leave
 from learner.judge import deal, padded
 from learner.logprob import PolicyModel
-from learner.loss import entropy_loss, policy_loss, token_weights, value_loss
+from learner.loss import entropy_coefficient, entropy_loss, policy_loss, token_weights, value_loss
 from learner.model import DTYPES, export_model, load_model
 from learner.plan import resolve
 from learner.types import FloatArray, Judgement, MicroBatch
@@ -132,7 +132,8 @@ class Learner:
             metrics["value/loss"] = Metric(value=regression.item(), reduction=Reduction.SUM)
             loss = loss + regression
         if self._policy.entropy_gradient:
-            loss = loss + entropy_loss(self._plan.config.entropy_coef, entropy_M=entropy_M, inverse_z_M=inverse_z_M)
+            coefficient = entropy_coefficient(self._plan.config, self._step, self._total_steps)
+            loss = loss + entropy_loss(coefficient, entropy_M=entropy_M, inverse_z_M=inverse_z_M)
         self._engine.backward(loss, last)
         counted_M = inverse_z_M > 0
         tokens = int(counted_M.sum())

@@ -7,6 +7,7 @@ the method is in the weights, padding never gets here, and 1/Z is part of the we
 import torch
 
 from envs.metrics import Metric, Reduction
+from learner.config import AlgorithmConfig
 from learner.drift import drift
 from learner.kl import kl_estimate, kl_weight
 from learner.plan import Plan
@@ -58,6 +59,13 @@ def policy_loss(w_M: torch.Tensor, logp_M: torch.Tensor) -> torch.Tensor:
     assert w_M.shape == logp_M.shape, f"weights have shape {tuple(w_M.shape)}, log-probs {tuple(logp_M.shape)}"
     assert not w_M.requires_grad, "the weights are constants of the gradient"
     return -(w_M * logp_M).sum()
+
+
+def entropy_coefficient(config: AlgorithmConfig, step: int, total_steps: int) -> float:
+    """The entropy bonus's weight at optimiser step `step` (0-based): `entropy_coef`, or `entropy_coef * (1 - step / total_steps)`."""
+    if config.entropy_schedule == "linear":
+        return config.entropy_coef * max(0.0, 1 - step / max(1, total_steps))
+    return config.entropy_coef
 
 
 def entropy_loss(coef: float, *, entropy_M: torch.Tensor, inverse_z_M: torch.Tensor) -> torch.Tensor:

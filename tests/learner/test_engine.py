@@ -164,6 +164,16 @@ def test_an_entropy_bonus_moves_weights_that_have_no_credit(models: dict[bool, s
     assert entropies == sorted(set(entropies)), "gradient ascent on the entropy"
 
 
+def test_a_linear_entropy_bonus_falls_to_nothing(models: dict[bool, str]) -> None:
+    whole = batch()
+    uncredited = type(whole)(**{**vars(whole), "credit_BT": torch.zeros_like(whole.credit_BT)})
+    algorithm = AlgorithmConfig(method="reinforce", entropy_coef=1.0, entropy_schedule="linear")
+    one = learner(models[True], sgd(0).model_copy(update={"lr": 1e-6}), algorithm, total_steps=4)
+    norms = [float(one.train_step([uncredited])["learner/grad_norm"].value) for _ in range(5)]
+    one.close()
+    assert [norm / norms[0] for norm in norms] == pytest.approx([1, 0.75, 0.5, 0.25, 0], rel=0.02)
+
+
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_bfloat16_trains_with_float32_master_weights(stage: int, models: dict[bool, str]) -> None:
     # Adam's steps of 1e-5 are below half the spacing of bfloat16 at most weights: added to bfloat16 weights they would be lost.

@@ -2,13 +2,16 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from random import Random
+from typing import TypeVar
 
 from envs.contract import Message, Step, Task
 from envs.isolated import EnvProcess
 from rollout.chat import ChatEncoder
 from rollout.types import Completion, Sampling
 
+_T = TypeVar("_T")
 Write = Callable[[tuple[int, ...], Sampling], Sequence[int]]
 
 
@@ -48,21 +51,25 @@ def guesses(encoder: ChatEncoder) -> Write:
 
 
 class ProcessHost:
-    """An `EnvHost` over one killable process; `names` are the attempts in the order of their start."""
+    """An `EnvHost` over one killable process, its calls in order; `names` are the attempts in the order of their start."""
 
     def __init__(self, process: EnvProcess) -> None:
         self._process = process
+        self._thread = ThreadPoolExecutor(max_workers=1)
         self.names: list[str] = []
+
+    async def _call(self, call: Callable[..., _T], *arguments: object) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call, *arguments)
 
     async def start(self, episode: str, task: Task) -> tuple[Message, ...]:
         self.names.append(episode)
-        return await asyncio.to_thread(self._process.start, episode, task)
+        return await self._call(self._process.start, episode, task)
 
     async def step(self, episode: str, text: str) -> Step:
-        return await asyncio.to_thread(self._process.step, episode, text)
+        return await self._call(self._process.step, episode, text)
 
     async def close(self, episode: str) -> Mapping[str, float]:
-        return await asyncio.to_thread(self._process.close, episode)
+        return await self._call(self._process.close, episode)
 
     def take_busy_s(self) -> float:
         return 0.0
