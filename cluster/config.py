@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from envs.catalog import find
 from envs.contract import EnvSpec
-from learner.config import AlgorithmConfig, LearnerConfig, TinyModelConfig
-from learner.plan import check
+from learner.config import AlgorithmConfig, GrowConfig, LearnerConfig, TinyModelConfig
+from learner.plan import check, check_grow
 from rollout.config import GeneratorConfig, RolloutConfig
 
 
@@ -97,11 +97,12 @@ class RunConfig(_Frozen):
 
     description: str = Field("", description="One line that `pickaxe recipes` shows.")
     seed: int = Field(0, ge=0, description="Seed of everything random: tasks, sampling, weights of a tiny policy, demonstrations.")
-    steps: int = Field(100, ge=0, description="RL steps: sample groups, learn, push.")
+    steps: int = Field(100, ge=0, description="RL steps: sample groups, learn, push; with `grow`, learn and push once a round.")
     env: EnvConfig = Field(default_factory=EnvConfig)
     model: ModelConfig = Field(default_factory=ModelConfig)
     cold_start: ColdStartConfig = Field(default_factory=ColdStartConfig)
     algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
+    grow: GrowConfig = Field(default_factory=GrowConfig)
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
     generator: GeneratorConfig = Field(default_factory=GeneratorConfig)
     learner: LearnerConfig = Field(default_factory=LearnerConfig)
@@ -125,7 +126,8 @@ class RunConfig(_Frozen):
         spec = self.env.spec
         _ = self.env_params
         steps_per_batch = self.learner.epochs * self.learner.minibatches
-        check(self.algorithm, group_size=self.rollout.group_size, max_lag=self.cluster.max_lag, steps_per_batch=steps_per_batch)
+        plan = check(self.algorithm, group_size=self.rollout.group_size, max_lag=self.cluster.max_lag, steps_per_batch=steps_per_batch)
+        check_grow(plan, self.grow, self.learner)
         if self.rollout.groups_per_step % self.learner.minibatches:
             raise ValueError(
                 f"rollout.groups_per_step={self.rollout.groups_per_step} cannot be split into learner.minibatches="

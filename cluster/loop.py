@@ -17,6 +17,7 @@ from cluster.actors import Cluster, running
 from cluster.attest import Attestation, AttestationError, attest
 from cluster.cold_start import cold_start
 from cluster.config import RunConfig
+from cluster.improve import Rounds
 from cluster.live import LiveView
 from cluster.measure import eval_metrics, rollout_metrics, summary_metrics
 from cluster.prepare import eval_tasks, prepare_model, probe, train_tasks
@@ -66,6 +67,8 @@ class Training:
         self.worst_gap = 0.0
         self.episodes = 0
         self.starved = 0
+        self.moved = False
+        self.rounds: Rounds | None = None
         self.clock: dict[str, float] = {}
 
     def start(self) -> None:
@@ -76,7 +79,9 @@ class Training:
             self.push()
         steps_per_batch = self.config.learner.epochs * self.config.learner.minibatches
         total = self.config.steps * steps_per_batch
-        self.cluster.learn(lambda rank: rank.begin.remote(self.config.algorithm, self.config.learner, total), "beginning RL")
+        start = "mark" if self.plan.method.data == "newest" else "here"
+        self.cluster.learn(lambda rank: rank.begin.remote(self.config.algorithm, self.config.learner, total, start), "beginning RL")
+        self.rounds = Rounds(self.plan, self.cluster, self.view, self.version) if self.plan.in_rounds else None
 
     def rl(self) -> dict[str, Any]:
         """All RL steps, evaluations and exports; returns the summary."""
@@ -94,12 +99,13 @@ class Training:
             with self.timed("generate"):
                 sampled = finish_sampling(in_flight.popleft(), config, f"sampling step {step}")
             metrics = self.learn(step, sampled)
-            with self.timed("push"):
-                metrics |= self.push()
+            if self.moved:
+                with self.timed("push"):
+                    metrics |= self.push()
             metrics["time/step_s"] = time.perf_counter() - step_begun
             # What is not waiting for a generator, a learner or a push is the controller's own share of the step.
             metrics |= {f"time/{name}_s": seconds for name, seconds in self.clock.items()}
-            waited = sum(self.clock[name] for name in ("generate", "learn", "push"))
+            waited = sum(self.clock.get(name, 0.0) for name in ("generate", "learn", "push"))
             metrics["time/controller_s"] = metrics["time/step_s"] - waited
             if step % config.eval.every == 0 or step == config.steps:
                 last = self.evaluate(step)
@@ -119,12 +125,14 @@ class Training:
         return start_sampling(self.cluster.generators, requests, sampling_seed(self.config.seed, "rollout", step))
 
     def learn(self, step: int, sampled: Sampled) -> dict[str, float]:
-        """Credit, batch, optimiser steps; returns the step's metrics."""
+        """Credit, batch, optimiser steps; returns the step's metrics. In rounds most steps only grow the data set."""
         config, groups = self.config, sampled.groups
         self.episodes += sum(len(group.trajectories) for group in groups)
         metrics = rollout_metrics(groups, sampled.failures, self.clock["generate"])
         metrics |= reduce_metrics(sampled.metrics) | summary_metrics(groups, config.env.spec.metrics)
         self.warn_if_starved(metrics["groups/dead_fraction"])
+        if self.rounds is not None:
+            return metrics | self.grow(self.rounds, step, groups)
         judged = self.judge(groups) if self.plan.needs_judgement else None
         with self.timed("credit"):
             steps, baseline, parts = optimizer_steps(
@@ -139,14 +147,29 @@ class Training:
                 epochs=config.learner.epochs,
                 judged=judged,
             )
-        if step in (1, config.steps) or step % config.output.trajectories_every == 0:
-            self.folder.write_trajectories(step, groups, credit(groups, self.plan, self.baseline, judged), self.encoder)
+        self.write_trajectories(step, groups, judged)
         self.baseline = baseline
         with self.timed("learn"):
             ranks = self.cluster.learn_each([[s.micro_batches[rank] for s in steps] for rank in range(config.cluster.learners)])
         metrics |= reduce_metrics([parts]) | reduce_metrics(part for rank in ranks for part in rank)
         self.check_gap(metrics.get("sync/sampler_learner_gap", 0.0))
+        self.moved = True
         return metrics
+
+    def grow(self, rounds: Rounds, step: int, groups: list[Group]) -> dict[str, float]:
+        """Add a step's groups to the data set, and improve on it if they end a round; returns metrics."""
+        self.write_trajectories(step, groups)
+        metrics = rounds.grow(step, groups)
+        with self.timed("learn"):
+            improved = rounds.improve(step, self.version) if rounds.ends(step) else {}
+        self.check_gap(improved.get("sync/sampler_learner_gap", 0.0))
+        self.moved = bool(improved)
+        return metrics | improved
+
+    def write_trajectories(self, step: int, groups: list[Group], judged: list[Judgement] | None = None) -> None:
+        """Keep the transcripts of a step, with their credit, if it is the turn of one."""
+        if step in (1, self.config.steps) or step % self.config.output.trajectories_every == 0:
+            self.folder.write_trajectories(step, groups, credit(groups, self.plan, self.baseline, judged), self.encoder)
 
     def judge(self, groups: list[Group]) -> list[Judgement]:
         """Ask the learner for values and reference log-probs of every sampled token, one answer an episode."""

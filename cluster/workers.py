@@ -18,7 +18,7 @@ from envs.contract import EnvFault, Message, Step, Task
 from envs.isolated import EnvProcess, FaultKind
 from envs.metrics import Metric, Reduction
 from learner.config import AlgorithmConfig, LearnerConfig
-from learner.learner import Learner
+from learner.learner import Learner, Start
 from learner.types import Judgement, MicroBatch
 
 _T = TypeVar("_T")
@@ -78,9 +78,9 @@ class LearnerRank:
             chunk_bytes=cluster.push_chunk_mib * 2**20,
         )
 
-    def begin(self, algorithm: AlgorithmConfig, learner: LearnerConfig, total_steps: int) -> None:
+    def begin(self, algorithm: AlgorithmConfig, learner: LearnerConfig, total_steps: int, start: Start = "here") -> None:
         """Begin a phase of training (see `Learner.begin`)."""
-        self._learner.begin(algorithm, learner, total_steps)
+        self._learner.begin(algorithm, learner, total_steps, start)
 
     def judge(self, rows: Sequence[Sequence[int]], masks: Sequence[Sequence[int]]) -> dict[int, Judgement]:
         """This rank's share of what credit needs to know of the rows (see `Learner.judge`)."""

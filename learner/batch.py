@@ -45,7 +45,7 @@ def optimizer_steps(
     micro_batch_tokens: int,
     generation_limit: int,
     baseline_state: BaselineState,
-    current_version: int,
+    current_version: int | None,
     minibatches: int = 1,
     epochs: int = 1,
     credit_override: Sequence[FloatArray] | None = None,
@@ -57,9 +57,9 @@ def optimizer_steps(
     and all of them are repeated `epochs` times. `micro_batch_tokens` bounds rows x longest row, padding included; a row that is
     longer gets a micro-batch of its own. `generation_limit` (tokens) is C where the config names none. `credit_override` replaces
     `credit`: one array a trajectory, over its sampled tokens. `judged` is what `Learner.judge` said, one an episode; a plan with
-    `needs_judgement` needs it. Only the first step can be on-policy: after it the weights are
-    newer than `current_version`. Rows whose weight is 0 whatever the policy becomes are left out, because they cannot change the
-    gradient. Raises `InputError` if the groups do not divide into the minibatches, or if `judged` is needed and missing.
+    `needs_judgement` needs it. Only the first step can be on-policy: after it the weights are newer than `current_version`; None if
+    they are newer already. Rows whose weight is 0 whatever the policy becomes are left out, because they cannot change the gradient.
+    Raises `InputError` if the groups do not divide into the minibatches, or if `judged` is needed and missing.
     """
     if not groups or len(groups) % minibatches:
         raise InputError(

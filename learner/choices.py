@@ -8,6 +8,9 @@ Scale = Literal["none", "std"]
 Normaliser = Literal["constant", "token", "own_length", "group", "kept"]
 Drift = Literal["none", "ppo_clip", "tis", "masked", "sequence", "cispo"]
 KlEstimator = Literal["k1", "k2", "k3"]
+Data = Literal["batch", "grown", "newest"]
+"""What an optimiser step learns from: the batch that was just sampled, or, in rounds (`learner.grow`), the samples that pass the
+filter, of all rounds (grown) or of the newest round from the base policy on (newest)."""
 
 GROUP_BASELINES: tuple[Baseline, ...] = ("group_mean", "leave_one_out", "alive")
 """Baselines made of the siblings' rewards: a group needs two members at least."""

@@ -1,5 +1,6 @@
-"""Settings of the learner: which weight every token gets (`AlgorithmConfig`), how the weighted loss is optimised (`LearnerConfig`),
-and the shape of the tiny policy (`TinyModelConfig`). Nothing here imports torch, so that a config is read at once."""
+"""Settings of the learner: which weight every token gets (`AlgorithmConfig`), rounds of sampling and learning (`GrowConfig`), how the
+weighted loss is optimised (`LearnerConfig`), and the shape of the tiny policy (`TinyModelConfig`). Nothing here imports torch, so that
+a config is read at once."""
 
 from typing import Literal
 
@@ -54,6 +55,24 @@ class AlgorithmConfig(_Frozen):
     gamma: float = Field(1.0, gt=0, le=1, description="Discount a sampled token, of the gae return.")
     gae_lambda: float = Field(0.95, ge=0, le=1, description="Of the gae return: 1 is sampled rewards only, 0 trusts V one token on.")
     whiten: bool = Field(False, description="Shift and scale the credit of a batch to mean 0 and std 1; for rows with a learned V.")
+
+
+class GrowConfig(_Frozen):
+    """Rounds of `expert_iteration`, `rest` and `rest_em`: sample for some steps, then improve on what passed the filter.
+
+    An improve phase begins with a fresh optimiser, and `learner.schedule` runs over it; its warm-up is a tenth of it at most.
+    """
+
+    steps: int = Field(4, ge=1, description="Sampling steps of a round; the run's last step ends its round in any case.")
+    epochs: int = Field(2, ge=1, description="Passes of the improve phase over the kept episodes, with each threshold.")
+    batch_episodes: int = Field(64, ge=1, description="Kept episodes an optimiser step.")
+    raise_to: tuple[float, ...] = Field(
+        (), description="Rising rewards after algorithm.filter_threshold; the improve phase goes over the data set with each (ReST)."
+    )
+    max_episodes: int | None = Field(None, ge=1, description="Size of the data set; the oldest episodes leave it. None keeps all.")
+    max_per_task: int | None = Field(
+        None, ge=1, description="Newest kept episodes of one task that are learned from, so that easy tasks do not crowd out hard ones."
+    )
 
 
 class LearnerConfig(_Frozen):

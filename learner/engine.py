@@ -9,7 +9,7 @@ import logging
 import math
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -160,6 +160,15 @@ class Engine:
         for name, parameter in self._policy_parameters():
             with deepspeed.zero.GatheredParameters([parameter], enabled=hasattr(parameter, "ds_id")):
                 yield self._hf_names[name], parameter.detach()
+
+    @torch.no_grad()
+    def set_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Replace the policy's weights by whole tensors under their Hugging Face names, the same on every rank; moments stay."""
+        for name, parameter in self._policy_parameters():
+            with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0, enabled=hasattr(parameter, "ds_id")):
+                parameter.copy_(weights[self._hf_names[name]])
+        if self._config.zero_stage:
+            self._ds.optimizer.refresh_fp32_params()  # its own flat copy, which the next step would write over the weights
 
     def weights_metadata(self) -> list[tuple[str, torch.dtype, tuple[int, ...]]]:
         """Name, dtype and full shape of every weight, in the order of `named_weights`; nothing is gathered."""

@@ -37,6 +37,10 @@ _DRIFTS = {
     ),
     "cispo": ("clip(pi / pi_old, {low:g}, {high:g})", "no token loses its gradient"),
 }
+_DATA = {
+    "grown": "the samples of all rounds that pass the filter; grow.epochs passes over them after every grow.steps steps",
+    "newest": "the newest round's samples that pass the filter; the policy starts again from the one before RL",
+}
 _KL = {
     "k2": ("-(log pi - log pi_ref)", "descends KL(pi || pi_ref)"),
     "k3": ("(pi_ref / pi - 1)", "descends the sampled k3, whose expected gradient is that of KL(pi_ref || pi)"),
@@ -80,6 +84,8 @@ def formula(plan: Plan) -> str:
     limit = config.generation_limit or "the most tokens that an episode can sample"
     dead = "" if config.count_dead_groups else "; groups with equal rewards are not counted"
     lines.append(("Z", z, z_words.format(limit=limit) + dead))
+    if plan.in_rounds:
+        lines.append(("data", plan.method.data, _DATA[plan.method.data]))
     if config.entropy_coef > 0:
         falls = ", falling to 0 over the run" if config.entropy_schedule == "linear" else ""
         lines.append(("bonus", f"{config.entropy_coef:g} * sum_it H(pi(. | h_it)) / Z", f"entropy, in nats{falls}"))

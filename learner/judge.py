@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
+from learner.types import FloatArray
+
 
 def deal(lengths: Sequence[int], *, rank: int, ranks: int, budget: int) -> list[list[int]]:
     """The numbers of the rows in each forward pass of `rank`; every rank gets as many passes, some of them empty.
@@ -25,3 +27,10 @@ def padded(rows: Sequence[Sequence[int]], masks: Sequence[Sequence[int]]) -> tup
     marks = [torch.tensor(mask, dtype=torch.bool) for mask in masks]
     pad = torch.nn.utils.rnn.pad_sequence
     return pad(ids, batch_first=True), pad(marks, batch_first=True)
+
+
+def by_row(values_M: torch.Tensor | None, mask_BT: torch.Tensor) -> list[FloatArray] | list[None]:
+    """The values of each row's sampled tokens; None for each row if there are none."""
+    if values_M is None:
+        return [None] * len(mask_BT)
+    return [part.numpy() for part in torch.split(values_M.double().cpu(), mask_BT.sum(-1).tolist())]

@@ -3,8 +3,9 @@
 Shape suffixes: `_B` rows, `_T` padded token positions, `_M` sampled tokens of a micro-batch in row-major order.
 
 Simplifications: every rank loads the whole model before ZeRO-3 shards it; the frozen reference of a KL is a whole copy on
-every rank; a separate value model starts from the weights that were loaded, and rests in phases that learn no value. Every
-method but `weights_metadata` is a collective: the ranks call it together, with their own micro-batches.
+every rank, and so is the base that a phase can go back to; a separate value model starts from the weights that were loaded, and
+rests in phases that learn no value. Every method but `weights_metadata` is a collective: the ranks call it together, with their
+own micro-batches.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from safetensors.torch import load_file, save_file
 from safetensors.torch import load_model as read_weights
 from safetensors.torch import save_model as write_weights
 
@@ -19,13 +21,15 @@ from envs.errors import InputError
 from envs.metrics import Metric, Reduction, reduce_metrics
 from learner.config import AlgorithmConfig, LearnerConfig
 from learner.engine import Engine, join, learning_rate, leave
-from learner.judge import deal, padded
+from learner.judge import by_row, deal, padded
 from learner.logprob import PolicyModel
 from learner.loss import entropy_coefficient, entropy_loss, policy_loss, token_weights, value_loss
 from learner.model import DTYPES, export_model, load_model
 from learner.plan import resolve
-from learner.types import FloatArray, Judgement, MicroBatch
+from learner.types import Judgement, MicroBatch
 
+Start = Literal["here", "mark", "base"]
+"""Where a phase begins: at the weights as they are; there, and they become the base; or at the base."""
 _PHASE = ("lr", "schedule", "warmup_steps", "minibatches", "epochs", "micro_batch_tokens", "max_logprob_gap")
 """Settings that may differ between the phases of a run; all others are built into the engine."""
 
@@ -60,14 +64,15 @@ class Learner:
         self._world_size = world_size
         self._config = config
         self._reference: PolicyModel | None = None
+        self._base: dict[str, torch.Tensor] = {}
         value = algorithm.value if resolve(algorithm).needs_value else None
         self._policy = self._load(config.gradient_checkpointing, value).train()
         self._device = join(rank, world_size, address, port, timeout_s)
         self._engine = Engine(self._policy, config, self._device)
         self.begin(algorithm, config, total_steps)
 
-    def begin(self, algorithm: AlgorithmConfig, config: LearnerConfig, total_steps: int) -> None:
-        """Begin a phase of training, such as RL after a cold start, from the weights as they are.
+    def begin(self, algorithm: AlgorithmConfig, config: LearnerConfig, total_steps: int, start: Start = "here") -> None:
+        """Begin a phase of training, such as RL after a cold start, at `start`.
 
         The optimiser's moments are fresh, the learning rate starts its warm-up and runs over `total_steps` optimiser steps, and
         the reference of a KL is the policy of this moment. Raises `InputError` if `config` changes what is built already.
@@ -85,6 +90,12 @@ class Learner:
         self._total_steps = total_steps
         self._step = 0
         self._policy.entropy_gradient = algorithm.entropy_coef > 0
+        if start == "mark":
+            self._base = {name: weight.to("cpu", copy=True) for name, weight in self._engine.named_weights()}
+        if start != "here":
+            assert self._base, "no phase has marked its weights as the base"
+            # Set when they are marked too: master weights of higher precision then begin every phase at the same point.
+            self._engine.set_weights(self._base)
         self._engine.reset_moments()
         self._reference = None
         if self._plan.kl_coef > 0:
@@ -160,7 +171,7 @@ class Learner:
             token_ids_BT, mask_BT = token_ids_BT.to(self._device), mask_BT.to(self._device)
             value_M = self._engine.forward(token_ids_BT, mask_BT, with_value=True)[2] if self._plan.needs_value else None
             ref_logp_M = self._reference_logp(token_ids_BT, mask_BT)
-            values, ref_logps = (_by_row(values_M, mask_BT) for values_M in (value_M, ref_logp_M))
+            values, ref_logps = (by_row(values_M, mask_BT) for values_M in (value_M, ref_logp_M))
             for number, values_T, ref_logp_T in zip(numbers, values, ref_logps, strict=False):
                 judged[number] = Judgement(values_T=values_T, ref_logp_T=ref_logp_T)
         return judged
@@ -197,10 +208,12 @@ class Learner:
             export_model(state, self._policy.config, self._model_path, folder)
 
     def save(self, folder: Path) -> None:
-        """Write all that `load` needs to go on exactly here: weights, moments, step, reference."""
+        """Write all that `load` needs to go on exactly here: weights, moments, step, reference, base."""
         self._engine.save(folder, {"step": self._step})
         if self._reference is not None and self._rank == 0:
             write_weights(self._reference, str(folder / "reference.safetensors"))
+        if self._base and self._rank == 0:
+            save_file(self._base, folder / "base.safetensors")
 
     def load(self, folder: Path) -> None:
         """Go on where `save` was called, in a learner that began the same phase. Raises `InputError` if that is impossible."""
@@ -209,6 +222,7 @@ class Learner:
             if not (folder / "reference.safetensors").is_file():
                 raise InputError(f"{str(folder)!r} has no reference policy; it was saved by a run without a KL, set algorithm.kl_coef=0")
             read_weights(self._reference, folder / "reference.safetensors", device=str(self._device))
+        self._base = load_file(folder / "base.safetensors") if (folder / "base.safetensors").is_file() else {}
 
     def close(self) -> None:
         """Release the engine and leave the process group."""
@@ -229,10 +243,3 @@ def _merge(parts: Sequence[dict[str, Metric]]) -> dict[str, Metric]:
         metrics = [part[name] for part in parts if name in part]
         merged[name] = Metric(value=value, reduction=metrics[0].reduction, weight=sum(metric.weight for metric in metrics))
     return merged
-
-
-def _by_row(values_M: torch.Tensor | None, mask_BT: torch.Tensor) -> list[FloatArray] | list[None]:
-    """The values of each row's sampled tokens; None for each row if there are none."""
-    if values_M is None:
-        return [None] * len(mask_BT)
-    return [part.numpy() for part in torch.split(values_M.double().cpu(), mask_BT.sum(-1).tolist())]

@@ -9,7 +9,7 @@ row needs none.
 
 from dataclasses import dataclass
 
-from learner.choices import GROUP_BASELINES, Baseline, Drift, Normaliser, Returns, Scale, biases
+from learner.choices import GROUP_BASELINES, Baseline, Data, Drift, Normaliser, Returns, Scale, biases
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +28,7 @@ class Method:
     normaliser: Normaliser
     drift: Drift = "none"
     kl_coef: float = 0.0
+    data: Data = "batch"
     source: str
     degenerates_when: str
 
@@ -67,32 +68,35 @@ _ROWS = (
     ),
     Method(
         name="expert_iteration",
-        summary="imitate the own samples whose reward passes the filter, then sample again",
+        summary="imitate all own samples so far whose reward passes the filter, then sample again",
         returns="passes",
         baseline="none",
         baselines=("none",),
         normaliser="kept",
+        data="grown",
         source="Anthony et al. 2017 (Expert Iteration), with a reward filter in the place of the tree search",
         degenerates_when="no sample passes, then there is no gradient; or all pass, then it is self_distill",
     ),
     Method(
         name="rest",
-        summary="imitate the samples of a grown data set whose reward passes a filter that is raised from round to round",
+        summary="imitate a grown data set through a filter that is raised step by step (grow.raise_to), then grow it again",
         returns="passes",
         baseline="none",
         baselines=("none",),
         normaliser="kept",
-        source="Gulcehre et al. 2023 (ReST), section 3: the Improve step with the likelihood loss",
+        data="grown",
+        source="Gulcehre et al. 2023 (ReST), section 3, algorithm 1, with the likelihood loss",
         degenerates_when="as expert_iteration",
     ),
     Method(
         name="rest_em",
-        summary="imitate the own samples that succeeded, each round from the base policy",
+        summary="imitate the newest own samples that succeeded, each round from the base policy",
         returns="success",
         baseline="none",
         baselines=("none",),
         normaliser="kept",
-        source="Singh et al. 2023 (ReST-EM), section 3: the M-step with a binary reward",
+        data="newest",
+        source="Singh et al. 2023 (ReST-EM), section 3, algorithm 1, with a binary reward",
         degenerates_when="no sample succeeds, then there is no gradient; or all succeed, then it is self_distill",
     ),
     Method(

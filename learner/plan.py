@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from envs.errors import InputError, did_you_mean
 from learner.choices import FILTERS, GROUP_BASELINES, IMITATION, Baseline, Drift, Normaliser, Returns, Scale, biases
-from learner.config import AlgorithmConfig
+from learner.config import AlgorithmConfig, GrowConfig, LearnerConfig
 from learner.methods import METHODS, Method
 
 
@@ -58,6 +58,11 @@ class Plan:
     def imitates(self) -> bool:
         """True if the samples are data to imitate, whoever sampled them."""
         return self.returns in IMITATION
+
+    @property
+    def in_rounds(self) -> bool:
+        """True if sampling and learning alternate in rounds (`learner.grow`), not in steps."""
+        return self.method.data != "batch"
 
     @property
     def biased_by(self) -> tuple[str, ...]:
@@ -150,3 +155,26 @@ def check(algorithm: AlgorithmConfig, *, group_size: int, max_lag: int = 0, step
             "weights, and this row corrects for none; set drift to ppo_clip, or write drift: none to accept the bias"
         )
     return plan
+
+
+def check_grow(plan: Plan, grow: GrowConfig, learner: LearnerConfig) -> None:
+    """Refuse settings of rounds that nothing would read, or that contradict one another. Raises `InputError`."""
+    name = plan.method.name
+    if not plan.in_rounds:
+        if grow != GrowConfig():
+            rows = ", ".join(row.name for row in METHODS.values() if row.data != "batch")
+            raise InputError(f"method {name} learns from every batch at once, so grow means nothing to it; leave it out, or use {rows}")
+        return
+    if learner.minibatches > 1 or learner.epochs > 1:
+        raise InputError(
+            f"method {name} learns in rounds: grow.batch_episodes and grow.epochs cut and repeat its data set; set "
+            f"learner.minibatches={learner.minibatches} and learner.epochs={learner.epochs} to 1"
+        )
+    if grow.raise_to and plan.returns != "passes":
+        raise InputError(f"method {name} keeps the episodes that succeeded, so grow.raise_to has no threshold to raise; leave it out")
+    rising = (plan.config.filter_threshold, *grow.raise_to)
+    if list(rising) != sorted(set(rising)):
+        raise InputError(
+            f"grow.raise_to={list(grow.raise_to)} after algorithm.filter_threshold={rising[0]:g} does not rise; each improve pass takes "
+            "a stricter filter than the one before: sort the thresholds, the first of them above filter_threshold"
+        )

@@ -26,7 +26,7 @@ def test_the_method_table_is_the_table_that_runs() -> None:
     shown = {name: [cell.strip() for cell in cells.split("|")] for name, cells in rows}
     assert list(shown) == list(METHODS)
     for name, row in METHODS.items():
-        assert shown[name] == [row.returns, row.baseline, row.scale, row.normaliser, row.drift], name
+        assert shown[name] == [row.returns, row.baseline, row.scale, row.normaliser, row.drift, row.data], name
 
 
 @pytest.mark.parametrize("words", commands("pickaxe"), ids=lambda words: " ".join(words[:3]))

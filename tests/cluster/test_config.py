@@ -15,6 +15,7 @@ from envs.errors import InputError
 
 ROOT = RECIPES.parent.parent
 TINY = "number-search-tiny"
+REST = ("algorithm.method=rest", "algorithm.drift=null", "learner.minibatches=1")
 
 
 def models(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
@@ -119,6 +120,15 @@ def test_nothing_can_change_a_config() -> None:
             ["algorithm.method=reinforce", "algorithm.drift=null", "learner.minibatches=1", "learner.epochs=2"],
             "this row corrects for none; set drift to ppo_clip",
         ),
+        (["grow.steps=2"], "method dr_grpo learns from every batch at once, so grow means nothing to it; leave it out, or use expert_"),
+        ([*REST, "learner.epochs=2"], "set learner.minibatches=1 and learner.epochs=2 to 1"),
+        (
+            [*REST, "algorithm.method=rest_em", "grow.raise_to=[2.0]"],
+            "keeps the episodes that succeeded, so grow.raise_to has no threshold",
+        ),
+        ([*REST, "grow.raise_to=[1.0]"], "grow.raise_to=[1.0] after algorithm.filter_threshold=1 does not rise"),
+        ([*REST, "algorithm.filter_threshold=0", "grow.raise_to=[0.5, 0.2]"], "sort the thresholds, the first of them above"),
+        ([*REST, "grow.steps=0"], "grow.steps is 0: input should be greater than or equal to 1"),
         (["learner.minibatches=3", "algorithm.drift=ppo_clip"], "cannot be split into learner.minibatches=3 equal parts"),
         (["rollout.max_turn_tokens=200"], "has no room for a prompt beside a turn of rollout.max_turn_tokens=200"),
         (["rollout.max_context_tokens=256"], "model.tiny.max_position=256 is not more than rollout.max_context_tokens=256"),

@@ -161,18 +161,23 @@ def cases(models: dict[bool, str], world_size: int) -> list[tuple[str, str, int,
 
 
 def run_rank(rank: int, world_size: int, models: dict[bool, str], ports: list[int], out: Path) -> None:
-    """Take every case's step as one rank, between two looks at log-probs; rank 0 keeps the weights, every rank its metrics."""
+    """Take every case's step as one rank, between two looks at log-probs, and once more from the same base; keep what came out."""
     results = {}
     for (name, model, stage, clip, sizes), port in zip(cases(models, world_size), ports, strict=False):
         learner = Learner(model, sgd(stage, clip), REINFORCE, total_steps=1, rank=rank, world_size=world_size, port=port, timeout_s=60)
         probe = batch().token_ids_BT[:2].tolist()
         before = learner.logprobs(probe)
+        learner.begin(REINFORCE, sgd(stage, clip), 1, "mark")
         metrics = learner.train_step(split(sizes, rank, world_size))
         after = learner.logprobs(probe)
         weights = {name: weight.clone() for name, weight in learner.named_weights()}
         shapes = {name: shape for name, _, shape in learner.weights_metadata()}
         learner.export(out / f"export {name}")
-        results[name] = (weights, shapes, metrics, before, after)
+        learner.begin(REINFORCE, sgd(stage, clip), 1, "base")
+        restarted = learner.logprobs(probe)
+        learner.train_step(split(sizes, rank, world_size))
+        again = {name: weight.clone() for name, weight in learner.named_weights()}
+        results[name] = (weights, shapes, metrics, before, after, restarted, again)
         learner.close()
     torch.save(results, out / f"rank{rank}.pt")
     learner = value_learner(models[True], 3, ports[-2], rank=rank, world_size=world_size)

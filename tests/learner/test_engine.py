@@ -53,7 +53,9 @@ def test_any_split_takes_the_reference_step(world_size: int, models: dict[bool, 
     for name, model, _, clip, _ in cases(models, world_size):
         expected, norm, loss = reference_step(model, lr=0.5, max_norm=clip)
         for results in by_rank:
-            weights, shapes, metrics, before, after = results[name]
+            weights, shapes, metrics, before, after, restarted, again = results[name]
+            assert restarted == before != after
+            assert all(torch.equal(weight, weights[key]) for key, weight in again.items()), "no trace of the first step is left"
             assert weights.keys() == expected.keys() == shapes.keys()
             for key, weight in weights.items():
                 assert tuple(weight.shape) == shapes[key]
@@ -118,6 +120,29 @@ def test_a_new_phase_is_a_fresh_start_from_the_same_weights(stage: int, models: 
     with pytest.raises(InputError, match=r"cannot change learner\.zero_stage"):
         fresh.begin(kl, config.model_copy(update={"zero_stage": (stage + 1) % 4}), total_steps=4)
     fresh.close()
+
+
+@pytest.mark.parametrize(("stage", "dtype"), [*((stage, "float32") for stage in range(4)), (1, "bfloat16"), (3, "bfloat16")])
+def test_a_phase_from_the_base_is_the_same_phase_again(stage: int, dtype: str, models: dict[bool, str], tmp_path: Path) -> None:
+    config = LearnerConfig.model_validate({"zero_stage": stage, "dtype": dtype, "warmup_steps": 0})
+    one = learner(models[True], config)
+    one.train_step(split([8], 0, 1))
+    phases = []
+    for start in ("mark", "base"):
+        one.begin(REINFORCE, config, 4, start)
+        metrics = [one.train_step(split([8], 0, 1)) for _ in range(3)]
+        phases.append((metrics, weights_of(one)))
+    (metrics, weights), (metrics_again, weights_again) = phases
+    assert metrics == metrics_again
+    assert all(torch.equal(weight, weights[name]) for name, weight in weights_again.items())
+    one.save(tmp_path)
+    one.close()
+
+    other = learner(models[True], config)
+    other.load(tmp_path)
+    other.begin(REINFORCE, config, 4, "base")
+    assert [other.train_step(split([8], 0, 1)) for _ in range(3)] == metrics_again
+    other.close()
 
 
 def test_an_empty_micro_batch_contributes_exactly_nothing(models: dict[bool, str]) -> None:

@@ -93,7 +93,7 @@ def test_formula_speaks_of_overrides_and_not_of_the_row() -> None:
         ({"method": "ppo", "gae_lambda": 0.9, "whiten": True}, ["whiten(G_it - V(h_it))", "lambda 0.9", "(V(h_it) - G_it)^2", "whitening"]),
         ({"method": "actor_critic", "value": "separate"}, ["R_it - V(h_it)", "(V(h_it) - R_it)^2 / 2 / Z", "the loss of V, separate"]),
         ({"method": "rest", "filter_threshold": 0.5}, ["credit_it = 1[R_i >= 0.5]", "Z         = sum_kept |y_i|"]),
-        ({"method": "rest_em"}, ["credit_it = 1[success_i]"]),
+        ({"method": "rest_em"}, ["credit_it = 1[success_i]", "data      = newest", "starts again from the one before RL"]),
         ({"method": "rloo", "kl_coef": 0.2, "kl_in": "reward", "kl_estimator": "k1"}, ["reward    = r_it - 0.2 * k1_it"]),
         ({"method": "dr_grpo", "dual_clip": 3.0}, ["the ratio < 0.8 or > 3"]),
         ({"method": "rloo", "drift": "tis", "tis_cap": 1.5}, ["drift_it  = min(pi / pi_old, 1.5)"]),
