@@ -18,6 +18,7 @@ from envs.contract import End, Task
 from envs.errors import InputError
 from learner.model import check_folder
 from rollout.chat import ChatEncoder, load_encoder
+from rollout.episode import Episode
 from rollout.play import demonstrate
 
 _TASKS = 8
@@ -90,6 +91,16 @@ def check_fit(config: RunConfig, encoder: ChatEncoder) -> list[str]:
     tasks = [task for split in ("train", "eval") for task in itertools.islice(spec.tasks(config.env_params, split, config.seed), _TASKS)]
     if not any(task.split == "eval" for task in tasks):
         raise InputError(f"environment {config.env.name} has no task in its eval split; a run needs one to say how good the policy is")
+    if config.dead_groups.hint and spec.hint is not None:
+        for task in tasks:
+            longest = Episode(
+                task=task,
+                encoder=encoder,
+                max_turn_tokens=limits.max_turn_tokens,
+                max_context_tokens=limits.max_context_tokens,
+                hint=spec.hint(task),
+            )
+            longest.begin(spec.make(task).start())
     cut = {player: _cut_short(config, encoder, tasks, player) for player in spec.players}
     sizes = (
         f"rollout.max_turn_tokens={limits.max_turn_tokens} (an action such as {_action(config, tasks[0])!r} takes "

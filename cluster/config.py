@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from envs.catalog import find
 from envs.contract import EnvSpec
 from learner.config import AlgorithmConfig, GrowConfig, LearnerConfig, TinyModelConfig
-from learner.plan import check, check_grow
-from rollout.config import GeneratorConfig, RolloutConfig
+from learner.plan import check, check_dead_groups, check_grow
+from rollout.config import DeadGroupsConfig, GeneratorConfig, RolloutConfig
 
 
 class _Frozen(BaseModel):
@@ -104,6 +104,7 @@ class RunConfig(_Frozen):
     algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
     grow: GrowConfig = Field(default_factory=GrowConfig)
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
+    dead_groups: DeadGroupsConfig = Field(default_factory=DeadGroupsConfig)
     generator: GeneratorConfig = Field(default_factory=GeneratorConfig)
     learner: LearnerConfig = Field(default_factory=LearnerConfig)
     cluster: ClusterConfig = Field(default_factory=ClusterConfig)
@@ -128,6 +129,9 @@ class RunConfig(_Frozen):
         steps_per_batch = self.learner.epochs * self.learner.minibatches
         plan = check(self.algorithm, group_size=self.rollout.group_size, max_lag=self.cluster.max_lag, steps_per_batch=steps_per_batch)
         check_grow(plan, self.grow, self.learner)
+        check_dead_groups(plan, self.dead_groups, self.rollout)
+        if self.dead_groups.hint and spec.hint is None:
+            raise ValueError(f"dead_groups.hint is true, but {spec.name} has no hint; set it to false, or write EnvSpec.hint")
         if self.rollout.groups_per_step % self.learner.minibatches:
             raise ValueError(
                 f"rollout.groups_per_step={self.rollout.groups_per_step} cannot be split into learner.minibatches="
@@ -143,8 +147,9 @@ class RunConfig(_Frozen):
                 f"model.tiny.max_position={self.model.tiny.max_position} is not more than rollout.max_context_tokens="
                 f"{self.rollout.max_context_tokens}; the policy could not read its own episode, raise it"
             )
-        if self.cold_start.player not in spec.players:
-            raise ValueError(f"cold_start.player={self.cold_start.player!r} is no player of {spec.name}: {', '.join(sorted(spec.players))}")
+        for key, player in (("cold_start.player", self.cold_start.player), ("dead_groups.demonstration", self.dead_groups.demonstration)):
+            if player is not None and player not in spec.players:
+                raise ValueError(f"{key}={player!r} is no player of {spec.name}: {', '.join(sorted(spec.players))}")
         if not self.env.built_in and self.cluster.env_workers == 0:
             raise ValueError(
                 f"env.name={self.env.name!r} is not built in, so it must run where it can be killed; set cluster.env_workers=1 or more"

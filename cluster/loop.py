@@ -17,6 +17,7 @@ from cluster.actors import Cluster, running
 from cluster.attest import Attestation, AttestationError, attest
 from cluster.cold_start import cold_start
 from cluster.config import RunConfig
+from cluster.dead_groups import Remedies
 from cluster.improve import Rounds
 from cluster.live import LiveView
 from cluster.measure import eval_metrics, rollout_metrics, summary_metrics
@@ -34,8 +35,6 @@ from rollout.chat import load_encoder
 from rollout.generator import GroupRequest
 from rollout.play import sampling_seed
 from rollout.types import Group
-
-_STARVED_STEPS = 5
 
 
 def train(config: RunConfig, folder: RunFolder, view: LiveView) -> dict[str, Any]:
@@ -61,12 +60,12 @@ class Training:
         self.baseline = initial_baseline(self.plan)
         self.probe = probe(config, self.encoder)
         self.tasks = train_tasks(config)
+        self.remedies = Remedies(self.plan, cluster, self.encoder, self.tasks, view)
         self.eval_tasks = eval_tasks(config)
         self.version = 0
         self.attested: Attestation | None = None
         self.worst_gap = 0.0
         self.episodes = 0
-        self.starved = 0
         self.moved = False
         self.rounds: Rounds | None = None
         self.clock: dict[str, float] = {}
@@ -130,7 +129,10 @@ class Training:
         self.episodes += sum(len(group.trajectories) for group in groups)
         metrics = rollout_metrics(groups, sampled.failures, self.clock["generate"])
         metrics |= reduce_metrics(sampled.metrics) | summary_metrics(groups, config.env.spec.metrics)
-        self.warn_if_starved(metrics["groups/dead_fraction"])
+        with self.timed("generate"):
+            groups, remedied = self.remedies.apply(step, groups)
+        metrics |= remedied
+        self.episodes += int(remedied.get("rollout/resampled_episodes", 0))
         if self.rounds is not None:
             return metrics | self.grow(self.rounds, step, groups)
         judged = self.judge(groups) if self.plan.needs_judgement else None
@@ -214,15 +216,6 @@ class Training:
             raise AttestationError(
                 f"the sampler's and the learner's log-probs of the same tokens and weights differ by {gap:.3g}; expected at most "
                 f"learner.max_logprob_gap={limit:g}. The two sides compute different policies; in bfloat16 raise the limit to 0.05"
-            )
-
-    def warn_if_starved(self, dead_fraction: float) -> None:
-        """Say once, with advice, that no group has carried a gradient for several steps."""
-        self.starved = self.starved + 1 if dead_fraction == 1.0 else 0
-        if self.starved == _STARVED_STEPS and self.plan.needs_group:
-            self.view.message(
-                f"no gradient for {self.starved} steps: in every group all rewards are equal. If success is near 0, start from "
-                "demonstrations (cold_start.episodes), take an easier level, or raise rollout.temperature; near its best, training is done"
             )
 
     def summary(self, before: dict[str, float], after: dict[str, float], seconds: float) -> dict[str, Any]:

@@ -29,18 +29,24 @@ def start_sampling(generators: Sequence[Any], requests: Sequence[GroupRequest], 
     return [generator.play.remote(share, seed) for generator, share in zip(generators, shares, strict=True)]
 
 
-def finish_sampling(calls: Sequence[Any], config: RunConfig, what: str) -> Sampled:
-    """Wait for `start_sampling`. Raises `RunError` if not one group survived its environment's failures."""
+def collect_samples(calls: Sequence[Any], config: RunConfig, what: str) -> Sampled:
+    """Wait for `start_sampling`."""
     answers = wait(calls, config.cluster.step_timeout_s, what)
     results = [result for answer, _ in answers for result in answer]
     groups, failures = split(sorted(results, key=lambda result: _number(result)))
-    if not groups:
-        first = failures[0]
+    return Sampled(groups=groups, failures=failures, metrics=[metrics for _, metrics in answers])
+
+
+def finish_sampling(calls: Sequence[Any], config: RunConfig, what: str) -> Sampled:
+    """`collect_samples`. Raises `RunError` if not one group survived its environment's failures."""
+    sampled = collect_samples(calls, config, what)
+    if not sampled.groups:
+        failures, first = sampled.failures, sampled.failures[0]
         raise RunError(
             f"{what}: the environment failed in every one of {len(failures)} groups; the first failure is {first.kind}: {first.message} "
             f"(task {first.task.id}). Check the environment with envs.check.check_env"
         )
-    return Sampled(groups=groups, failures=failures, metrics=[metrics for _, metrics in answers])
+    return sampled
 
 
 def _number(result: Group | GroupFailure) -> int:

@@ -67,6 +67,7 @@ def _record(trajectory: Trajectory, credit: Sequence[float] | None, pieces: "_Pi
         "reward": trajectory.reward,
         "end": trajectory.end.value,
         "error": trajectory.error,
+        "departures": [departure.value for departure in trajectory.departures],
         "turns": [
             {
                 "start": turn.start,

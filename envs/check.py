@@ -38,7 +38,7 @@ def check_env(spec: EnvSpec, *, params: BaseModel | None = None, episodes: int =
             tasks = _check_tasks(spec, params, episodes)
     except Broken as broken:
         return [broken.violation]
-    for check in (_check_players, _check_replays, _check_hostile, _check_three_invalid):
+    for check in (_check_players, _check_replays, _check_hint, _check_hostile, _check_three_invalid):
         try:
             check(spec, params, tasks)
         except Broken as broken:
@@ -137,6 +137,18 @@ def _check_replays(spec: EnvSpec, params: BaseModel, tasks: dict[str, list[Task]
             ends = [now or before for now, before in zip(pair, ends, strict=True)]
         if ends != [a, b]:
             raise Broken("independent", f"tasks {task_a.id} and {task_b.id} played in turns differ from each alone; share no state")
+
+
+def _check_hint(spec: EnvSpec, params: BaseModel, tasks: dict[str, list[Task]]) -> None:
+    if spec.hint is None:
+        return
+    for task in tasks["train"]:
+        with exceptions_are("hint", f"task {task.id}: hint"):
+            text, again = spec.hint(task), spec.hint(_json_round_trip(task))
+        if not isinstance(text, str) or not text.strip() or "<|" in text:
+            raise Broken("hint", f"task {task.id}: the hint is {text!r:.60}; expected a sentence without control tokens")
+        if text != again:
+            raise Broken("hint", f"task {task.id}: the hint is {text!r:.60}, then {again!r:.60}; make it from the task alone")
 
 
 def hostile_texts(action: str) -> dict[str, str]:

@@ -135,3 +135,5 @@ class EnvSpec:
     """The most turns that an episode with these params can take."""
     best_success: Callable[[Any], float]
     """The highest expected success that any policy can reach (1.0 where nothing better is known)."""
+    hint: Callable[[Task], str] | None = None
+    """A sentence that makes a task easier without solving it, for prompts of tasks that no sibling solves; None if there is none."""

@@ -172,6 +172,18 @@ def _best_success(params: NumberSearchParams) -> float:
     return min(params.numbers, most) / params.numbers
 
 
+def hint(task: Task) -> str:
+    """The half of 1..N that the secret lies in: a bit, which is what one perfect guess tells.
+
+    >>> hint(_task(NumberSearchParams(), "train", 11))
+    'Hint: the number is in 9-16.'
+    """
+    numbers, _, secret = _read(task)
+    half = numbers // 2
+    low, high = (1, half) if secret <= half else (half + 1, numbers)
+    return f"Hint: the number is in {low}-{high}."
+
+
 SPEC = EnvSpec(
     name="number_search",
     summary="Find a hidden integer of 1..N in k guesses, told higher or lower after each.",
@@ -188,4 +200,5 @@ SPEC = EnvSpec(
     },
     max_turns=_max_turns,
     best_success=_best_success,
+    hint=hint,
 )

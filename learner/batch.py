@@ -99,7 +99,7 @@ def optimizer_steps(
 def _metrics(groups: Sequence[Group], credits: Sequence[FloatArray], state: BaselineState, plan: Plan) -> dict[str, Metric]:
     size = np.abs(np.concatenate(credits))
     metrics = {
-        "groups/dead_fraction": Metric(value=sum(group.dead for group in groups) / len(groups), weight=len(groups)),
+        "batch/dead_fraction": Metric(value=sum(group.dead for group in groups) / len(groups), weight=len(groups)),
         "batch/credit_abs_mean": Metric(value=float(size.mean()), weight=size.size),
     }
     if plan.returns in FILTERS:
@@ -160,8 +160,8 @@ def _micro_batch(rows: list[_Row], version: int | None) -> MicroBatch:
     lengths = np.array([row.length for row in rows])
     present_BT = np.arange(lengths[0]) < lengths[:, None]
     mask_BT = _lay(chain.from_iterable(row.trajectory.action_mask for row in rows), present_BT, np.bool_)
-    turns = [turn for row in rows for turn in row.trajectory.turns]
-    fresh = [turn.first_version == turn.last_version == version for turn in turns]
+    turns = [(row.trajectory, turn) for row in rows for turn in row.trajectory.turns]
+    fresh = [not episode.departures and turn.first_version == turn.last_version == version for episode, turn in turns]
 
     def tokens(values: Sequence[FloatArray | None]) -> torch.Tensor | None:
         present = [values_T for values_T in values if values_T is not None]
@@ -174,7 +174,7 @@ def _micro_batch(rows: list[_Row], version: int | None) -> MicroBatch:
     credit_BT = tokens([row.credit_T for row in rows])
     assert credit_BT is not None
     on_policy_BT = np.zeros(mask_BT.shape, dtype=np.bool_)
-    on_policy_BT[mask_BT] = np.repeat(fresh, [len(turn.token_ids) for turn in turns])
+    on_policy_BT[mask_BT] = np.repeat(fresh, [len(turn.token_ids) for _, turn in turns])
     return MicroBatch(
         token_ids_BT=torch.from_numpy(_lay(chain.from_iterable(row.trajectory.token_ids for row in rows), present_BT, np.int64)),
         mask_BT=torch.from_numpy(mask_BT),

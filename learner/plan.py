@@ -6,6 +6,7 @@ from envs.errors import InputError, did_you_mean
 from learner.choices import FILTERS, GROUP_BASELINES, IMITATION, Baseline, Drift, Normaliser, Returns, Scale, biases
 from learner.config import AlgorithmConfig, GrowConfig, LearnerConfig
 from learner.methods import METHODS, Method
+from rollout.config import DeadGroupsConfig, RolloutConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,4 +178,37 @@ def check_grow(plan: Plan, grow: GrowConfig, learner: LearnerConfig) -> None:
         raise InputError(
             f"grow.raise_to={list(grow.raise_to)} after algorithm.filter_threshold={rising[0]:g} does not rise; each improve pass takes "
             "a stricter filter than the one before: sort the thresholds, the first of them above filter_threshold"
+        )
+
+
+def check_dead_groups(plan: Plan, dead: DeadGroupsConfig, rollout: RolloutConfig) -> None:
+    """Refuse remedies that nothing would read, that the row has no use for, or that no drift corrects. Raises `InputError`."""
+    name = f"method {plan.method.name}"
+    changed = [field for field in type(dead).model_fields if getattr(dead, field) != getattr(DeadGroupsConfig(), field)]
+    if changed and plan.baseline not in ("group_mean", "leave_one_out"):
+        raise InputError(
+            f"{name}: dead_groups.{changed[0]} is a remedy for groups without a gradient, but with baseline {plan.baseline} groups with "
+            "equal rewards have one; leave dead_groups out"
+        )
+    idle = [field for field in changed if field in ("resample_tasks", "temperature", "hint")]
+    if idle and not dead.resample_rounds:
+        raise InputError(f"dead_groups.{idle[0]} is about newly sampled groups, and resample_rounds is 0; set it to 1 or more")
+    if not dead.train_with_hint and not dead.hint:
+        raise InputError("dead_groups.train_with_hint=false takes a hint out of the prompt, and hint is false; set hint to true")
+    foreign = [
+        field
+        for field, departs in (
+            ("temperature", dead.temperature not in (None, rollout.temperature)),
+            ("train_with_hint", not dead.train_with_hint),
+            ("demonstration", dead.demonstration is not None),
+        )
+        if departs
+    ]
+    if foreign and (plan.drift == "none" or plan.kl_in_reward):
+        what, way = ("kl_in reward", "kl_in to gradient") if plan.kl_in_reward else ("drift none", "drift to tis or ppo_clip")
+        raise InputError(f"{name}: dead_groups.{foreign[0]} trains on samples of another policy, which {what} takes for its own; set {way}")
+    if dead.demonstration is not None and plan.drift == "masked" and plan.config.mask_low > 0:
+        raise InputError(
+            f"{name}: drift masked leaves out tokens with a ratio below mask_low={plan.config.mask_low:g}, so that a demonstration would "
+            "teach nothing that the policy finds unlikely; set drift to tis, or mask_low to 0"
         )

@@ -35,7 +35,7 @@ class MicroBatch:
 
     `value_target_BT` (what V should have said) and `value_old_BT` (what it said) are there if V is trained.
     `credit_BT` and `logp_old_BT` are float; `inverse_z_BT` is 1/Z on sampled tokens, where Z was computed over ALL ranks and
-    micro-batches of the optimiser step; `on_policy_BT` marks tokens that the newest weights sampled.
+    micro-batches of the optimiser step; `on_policy_BT` marks tokens that the newest weights sampled, without a departure.
     """
 
     token_ids_BT: torch.Tensor

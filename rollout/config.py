@@ -20,6 +20,26 @@ class RolloutConfig(_Frozen):
     episode_retries: int = Field(1, ge=0, description="How often an episode whose environment failed is played again with its seed.")
 
 
+class DeadGroupsConfig(_Frozen):
+    """Remedies for dead groups: all rewards are equal, so that a baseline of siblings leaves no gradient. All are off by default.
+
+    What `algorithm.count_dead_groups` does to the normaliser is a remedy too. New groups that are dead again are thrown away.
+    """
+
+    resample_rounds: int = Field(0, ge=0, description="How often a step plays new groups for its dead ones, at most; 0 never.")
+    resample_tasks: Literal["other", "same"] = Field(
+        "other", description="New groups play the next tasks, or `same`: the task again, if no sibling solved it."
+    )
+    temperature: float | None = Field(None, gt=0, description="Sampling temperature of new groups; None is that of all groups.")
+    hint: bool = Field(False, description="New groups read the environment's hint for their task at the end of the prompt.")
+    train_with_hint: bool = Field(
+        True, description="The hint is part of what is trained; without it, the drift corrects for the hinted sampler."
+    )
+    demonstration: str | None = Field(
+        None, description="A scripted player, whose episode takes the last sibling's place where no sibling scores; the drift corrects it."
+    )
+
+
 class GeneratorConfig(_Frozen):
     """One vLLM engine."""
 

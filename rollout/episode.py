@@ -6,14 +6,16 @@ from dataclasses import dataclass, field, replace
 from envs.contract import End, Message, Step, Task
 from envs.errors import InputError
 from rollout.chat import ChatEncoder
-from rollout.types import Completion, Trajectory, Turn
+from rollout.hint import hinted, with_prompt
+from rollout.types import Completion, Departure, Trajectory, Turn
 
 
 @dataclass(kw_only=True)
 class Episode:
     """An episode in the making. `budget()` before each turn, then `act`, then `observe`, until `end` is set.
 
-    Tokens are only ever appended; the alignment of the finished episode is checked by `Trajectory`.
+    Tokens are only ever appended; the alignment of the finished episode is checked by `Trajectory`. A `hint` stands at the end of
+    the prompt, and is taken out of the finished episode unless `train_with_hint`.
     """
 
     task: Task
@@ -23,6 +25,10 @@ class Episode:
     group: int = 0
     member: int = 0
     seed: int = 0
+    hint: str | None = None
+    train_with_hint: bool = True
+    departures: tuple[Departure, ...] = ()
+    prompt: tuple[int, ...] = ()
     token_ids: list[int] = field(default_factory=list)
     action_mask: list[int] = field(default_factory=list)
     logp_old: list[float] = field(default_factory=list)
@@ -31,7 +37,8 @@ class Episode:
 
     def begin(self, messages: Sequence[Message]) -> None:
         """Write the prompt. Raises `InputError` if not even one full turn fits behind it."""
-        prompt = self.encoder.prompt(messages)
+        self.prompt = self.encoder.prompt(messages)
+        prompt = self.prompt if self.hint is None else self.encoder.prompt(hinted(messages, self.hint))
         if len(prompt) + self.max_turn_tokens > self.max_context_tokens:
             raise InputError(
                 f"task {self.task.id}: the prompt has {len(prompt)} tokens and a turn may take {self.max_turn_tokens}, but "
@@ -77,7 +84,7 @@ class Episode:
         """The finished trajectory, checked. Trailing observation tokens that no action follows are cut."""
         assert self.end is not None, "an episode is finished only when it has an end"
         stop = self.turns[-1].start + len(self.turns[-1].token_ids) if self.turns else len(self.token_ids)
-        return Trajectory(
+        trajectory = Trajectory(
             task=self.task,
             group=self.group,
             member=self.member,
@@ -88,7 +95,9 @@ class Episode:
             turns=tuple(self.turns),
             end=self.end,
             summary=dict(summary),
+            departures=self.departures,
         )
+        return trajectory if self.hint is None or self.train_with_hint else with_prompt(trajectory, self.prompt)
 
     def _append(self, token_ids: Sequence[int], logp_old: Sequence[float] | None) -> None:
         self.token_ids.extend(token_ids)

@@ -19,7 +19,7 @@ from rollout.types import Group
 class GroupRequest:
     """Play `size` siblings of `task` as group number `group`. `temperature` 0 is greedy; None takes the config's.
 
-    `common_noise` is for evaluation, see `play_group`.
+    `common_noise` is for evaluation, see `play_group`; `hint` stands at the end of the prompt, see `Episode`.
     """
 
     task: Task
@@ -27,6 +27,8 @@ class GroupRequest:
     size: int
     temperature: float | None = None
     common_noise: bool = False
+    hint: str | None = None
+    train_with_hint: bool = True
 
 
 class Generator:
@@ -82,6 +84,8 @@ class Generator:
                     host=self._host,
                     temperature=request.temperature,
                     common_noise=request.common_noise,
+                    hint=request.hint,
+                    train_with_hint=request.train_with_hint,
                 )
                 for request in requests
             )

@@ -18,7 +18,7 @@ from rollout.chat import ChatEncoder
 from rollout.config import RolloutConfig
 from rollout.episode import Episode
 from rollout.policy import Policy
-from rollout.types import Completion, Group, Sampling, Trajectory
+from rollout.types import Completion, Departure, Group, Sampling, Trajectory
 
 _T = TypeVar("_T")
 
@@ -134,6 +134,8 @@ async def play_group(
     host: EnvHost,
     temperature: float | None = None,
     common_noise: bool = False,
+    hint: str | None = None,
+    train_with_hint: bool = True,
 ) -> Group | GroupFailure:
     """Play `size` siblings of one task concurrently; `temperature` overrides the config's (0 for a greedy evaluation).
 
@@ -143,6 +145,8 @@ async def play_group(
     A `lost` episode (another one took their shared process down) is played again without spending an attempt: each loss needs
     a fault elsewhere, which spends one there, so this ends. The first member without attempts ends its siblings too.
     """
+
+    heat = config.temperature if temperature is None else temperature
 
     async def member(number: int) -> Trajectory:
         retries = config.episode_retries
@@ -155,11 +159,14 @@ async def play_group(
                 group=group,
                 member=number,
                 seed=sampling_seed(seed, 0 if common_noise else group, number),
+                hint=hint,
+                train_with_hint=train_with_hint,
+                departures=() if heat == config.temperature else (Departure.TEMPERATURE,),
             )
             try:
                 # The attempt is part of the name: a late answer to an earlier attempt has nobody to reach.
                 name = f"{seed}.{group}.{number}.{attempt}"
-                return await play(episode, name, policy, host, config.temperature if temperature is None else temperature)
+                return await play(episode, name, policy, host, heat)
             except EnvFault as fault:
                 if fault.kind != FaultKind.LOST:
                     if retries == 0:
@@ -181,7 +188,9 @@ async def play_group(
 def demonstrate(task: Task, spec: EnvSpec, player: str, *, seed: int, number: int, config: RolloutConfig, encoder: ChatEncoder) -> Group:
     """One episode of a scripted player as a group of one, through the same encoding that the policy uses.
 
-    Its log-probs are 0 (a player is certain of what it writes) and are never read: supervised learning has no ratio.
+    The player with this seed is a deterministic policy, so the log-probs are 0 and a ratio is pi / 1. Importance sampling from it is
+    exact for what it writes and blind to the rest: its expectation is the part of the gradient that runs through these actions.
+    Supervised learning reads none of them.
     """
     env = spec.make(task)
     act = spec.players[player](task, seed).act
@@ -192,6 +201,7 @@ def demonstrate(task: Task, spec: EnvSpec, player: str, *, seed: int, number: in
         max_context_tokens=config.max_context_tokens,
         group=number,
         seed=seed,
+        departures=(Departure.PLAYER,),
     )
     episode.begin(env.start())
     observation = None

@@ -8,6 +8,7 @@ is not `0.0` (scored, no signal).
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from envs.contract import End, Task
 from envs.errors import InputError
@@ -44,6 +45,17 @@ class Completion:
             )
 
 
+class Departure(StrEnum):
+    """In what an episode's sampler differed from the policy as it is trained, so that its log-probs are of another policy."""
+
+    TEMPERATURE = "temperature"
+    """It sampled at a temperature that is not the run's."""
+    HINT = "hint"
+    """It read a hint in the prompt that is not among the tokens that are trained."""
+    PLAYER = "player"
+    """It was a scripted player, which is certain of what it writes: log-prob 0."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Turn:
     """One action of the policy and the environment's answer. `start` is the action's first position in the trajectory."""
@@ -70,6 +82,7 @@ class Trajectory:
         logp_old     0 0 0  a b 0 0  c d      (entries outside the mask are 0 and are never read)
 
     `group` names the group within the run and `member` the sibling within the group; `seed` drives the sampling.
+    `departures` is empty if the policy itself sampled, at the run's temperature, behind these very tokens.
     `reward` is the sum of the turns' rewards, and None if and only if the episode was never scored (`End.ENV_ERROR`).
     Raises `InputError` if lengths differ, the mask does not match the turns, nothing was sampled, or a reward is not a
     finite number; the message names task, group and member.
@@ -86,6 +99,7 @@ class Trajectory:
     end: End
     error: str | None = None
     summary: Mapping[str, float] = field(default_factory=dict)
+    departures: tuple[Departure, ...] = ()
 
     def __post_init__(self) -> None:
         where = f"task {self.task.id}, group {self.group}, member {self.member}"

@@ -15,6 +15,7 @@ from envs.errors import InputError
 
 ROOT = RECIPES.parent.parent
 TINY = "number-search-tiny"
+GRPO = ("algorithm.drift=none",)
 REST = ("algorithm.method=rest", "algorithm.drift=null", "learner.minibatches=1")
 
 
@@ -129,6 +130,30 @@ def test_nothing_can_change_a_config() -> None:
         ([*REST, "grow.raise_to=[1.0]"], "grow.raise_to=[1.0] after algorithm.filter_threshold=1 does not rise"),
         ([*REST, "algorithm.filter_threshold=0", "grow.raise_to=[0.5, 0.2]"], "sort the thresholds, the first of them above"),
         ([*REST, "grow.steps=0"], "grow.steps is 0: input should be greater than or equal to 1"),
+        ([*REST, "dead_groups.resample_rounds=1"], "with baseline none groups with equal rewards have one; leave dead_groups out"),
+        (["dead_groups.hint=true"], "dead_groups.hint is about newly sampled groups, and resample_rounds is 0; set it to 1 or more"),
+        (["dead_groups.train_with_hint=false"], "takes a hint out of the prompt, and hint is false; set hint to true"),
+        (
+            [*GRPO, "dead_groups.demonstration=oracle"],
+            "dead_groups.demonstration trains on samples of another policy, which drift none takes",
+        ),
+        ([*GRPO, "dead_groups.resample_rounds=1", "dead_groups.temperature=2.0"], "dead_groups.temperature trains on samples of another"),
+        (
+            ["dead_groups.demonstration=oracle", "algorithm.kl_coef=0.1", "algorithm.kl_in=reward", "algorithm.kl_estimator=k1"],
+            "which kl_in reward takes for its own; set kl_in to gradient",
+        ),
+        (["dead_groups.demonstration=oracle", "algorithm.drift=masked"], "teach nothing that the policy finds unlikely; set drift to tis"),
+        (["dead_groups.demonstration=expert"], "dead_groups.demonstration='expert' is no player of number_search: "),
+        (
+            [
+                "env.name=tests.envs.faulty:SPEC",
+                "env.params={}",
+                "cluster.env_workers=1",
+                "dead_groups.resample_rounds=1",
+                "dead_groups.hint=true",
+            ],
+            "has no hint; set it to false, or write EnvSpec.hint",
+        ),
         (["learner.minibatches=3", "algorithm.drift=ppo_clip"], "cannot be split into learner.minibatches=3 equal parts"),
         (["rollout.max_turn_tokens=200"], "has no room for a prompt beside a turn of rollout.max_turn_tokens=200"),
         (["rollout.max_context_tokens=256"], "model.tiny.max_position=256 is not more than rollout.max_context_tokens=256"),
