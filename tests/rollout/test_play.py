@@ -5,7 +5,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import accumulate
+from typing import Any
 
 import pytest
 
@@ -17,7 +19,7 @@ from rollout.chat import ChatEncoder
 from rollout.config import RolloutConfig
 from rollout.episode import Episode
 from rollout.play import EnvHost, GroupFailure, LocalHost, Policy, demonstrate, play, play_group, sampling_seed
-from rollout.types import Group, Trajectory
+from rollout.types import Departure, Group, Trajectory
 from tests.envs import faulty
 from tests.rollout.players import ProcessHost, Write, Writer, guesses, logp, one_after_the_other
 from tests.rollout.tokenizers import tokenizer
@@ -261,3 +263,40 @@ def test_a_seed_is_the_same_everywhere() -> None:
     for hash_seed in ("1", "2"):
         environment = os.environ | {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(sys.path)}
         assert subprocess.check_output([sys.executable, "-c", code], env=environment, text=True) == f"{expected}\n"
+
+
+def test_a_hint_is_read_by_the_policy_and_trained_only_if_wanted(encoder: ChatEncoder) -> None:
+    hint = "Hint: the number is in 9-16."
+    policies = [Writer(encoder.end_id, guesses(encoder)) for _ in range(3)]
+
+    def play_with(policy: Writer, **settings: Any) -> Group:
+        played_group = play_group(
+            secret(11), 0, size=2, seed=5, config=CONFIG, encoder=encoder, policy=policy, host=LocalHost(find), **settings
+        )
+        group = asyncio.run(played_group)
+        assert isinstance(group, Group)
+        return group
+
+    plain = play_with(policies[0])
+    trained, untrained = (play_with(policies[1 + n], hint=hint, train_with_hint=n == 0) for n in range(2))
+    prompt = plain.trajectories[0].token_ids[: plain.trajectories[0].turns[0].start]
+    long = trained.trajectories[0].token_ids[: trained.trajectories[0].turns[0].start]
+    rules = find("number_search").make(secret(11)).start()[0]
+    assert long == encoder.prompt([replace(rules, content=f"{rules.content}\n{hint}")]) and len(long) > len(prompt)
+    for policy in policies[1:]:
+        assert all(asked[: len(long)] == long for asked, _ in policy.asked), "whatever is trained, the sampler read the hint"
+    for one, with_hint, without in zip(plain.trajectories, trained.trajectories, untrained.trajectories, strict=True):
+        assert (one.departures, with_hint.departures, without.departures) == ((), (), (Departure.HINT,))
+        assert with_hint.token_ids == (*long, *one.token_ids[len(prompt) :])
+        assert replace(without, departures=()) == one, "the same guesses behind the prompt without the hint"
+
+
+def test_another_temperature_is_a_departure(encoder: ChatEncoder) -> None:
+    for heat, departures in ((None, ()), (CONFIG.temperature, ()), (1.5, (Departure.TEMPERATURE,))):
+        policy = Writer(encoder.end_id, guesses(encoder))
+        group = asyncio.run(
+            play_group(secret(11), 0, size=2, seed=5, config=CONFIG, encoder=encoder, policy=policy, host=LocalHost(find), temperature=heat)
+        )
+        assert isinstance(group, Group)
+        assert [one.departures for one in group.trajectories] == [departures] * 2
+        assert {sampling.temperature for _, sampling in policy.asked} == {heat or CONFIG.temperature}
