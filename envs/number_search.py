@@ -4,9 +4,11 @@ The whole game is in one page, and every number about it is known exactly (`envs
 success above `min(N, 2^k - 1) / N` means a leak or an off-by-one, never luck of a better policy.
 """
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from random import Random
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -21,7 +23,6 @@ _GUESS = re.compile(r"guess\((0|-?[1-9][0-9]{0,8})\)")
 _HIGHER = Step(observation="higher")
 _LOWER = Step(observation="lower")
 _CORRECT = Step(observation="correct", reward=1.0, end=End.SOLVED)
-_TIMEOUT = Step(observation="timeout", end=End.OUT_OF_TURNS)
 
 
 class NumberSearchParams(BaseModel):
@@ -31,6 +32,9 @@ class NumberSearchParams(BaseModel):
 
     numbers: int = Field(16, ge=2, le=10_000, description="N: the hidden number is one of 1..N.")
     guesses: int = Field(4, ge=1, le=1_000, description="k: turns an episode has; a refused action costs one too.")
+    shaping: float = Field(
+        0.0, ge=0, lt=1, description="Reward of a failed search that left one number, in proportion to the bits it learned; success pays 1."
+    )
 
 
 def parse_guess(text: str) -> int | str:
@@ -60,6 +64,7 @@ class NumberSearch:
 
     def __init__(self, task: Task) -> None:
         self._numbers, self._guesses, self._secret = _read(task)
+        self._shaping = float(task.data.get("shaping", 0.0))
         self._low, self._high = 1, self._numbers
         self._turns = self._unparsable = self._invalid = 0
         self._valid: list[int] = []
@@ -92,7 +97,7 @@ class NumberSearch:
             return _CORRECT
         if self._turns == self._guesses:
             self._ended = True
-            return _TIMEOUT
+            return Step(observation="timeout", reward=self._learned(), end=End.OUT_OF_TURNS)
         return _HIGHER if guess < self._secret else _LOWER
 
     def summary(self) -> Mapping[str, float]:
@@ -115,6 +120,10 @@ class NumberSearch:
             end = End.OUT_OF_TURNS
         self._ended = end is not None
         return Step(observation=why, end=end, valid=False)
+
+    def _learned(self) -> float:
+        """`shaping * log(N / numbers left) / log(N)`: below 1, the reward of a success, so that a search is worth less than a find."""
+        return self._shaping * (1 - math.log(self._high - self._low + 1) / math.log(self._numbers))
 
     def _record(self, guess: int) -> None:
         """Judge the guess by the numbers that fitted all replies before it, then shrink them by its own reply."""
@@ -140,7 +149,9 @@ def _read(task: Task) -> tuple[int, int, int]:
 
 def _task(params: NumberSearchParams, split: str, secret: int) -> Task:
     level = f"{params.numbers}-{params.guesses}"
-    data = {"numbers": params.numbers, "guesses": params.guesses, "secret": secret}
+    data: dict[str, Any] = {"numbers": params.numbers, "guesses": params.guesses, "secret": secret}
+    if params.shaping:
+        data["shaping"] = params.shaping
     return Task(id=f"number_search/{level}/{secret}", env="number_search", split=split, level=level, seed=0, data=data)
 
 

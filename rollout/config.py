@@ -23,7 +23,9 @@ class RolloutConfig(_Frozen):
 class DeadGroupsConfig(_Frozen):
     """Remedies for dead groups: all rewards are equal, so that a baseline of siblings leaves no gradient. All are off by default.
 
-    What `algorithm.count_dead_groups` does to the normaliser is a remedy too. New groups that are dead again are thrown away.
+    What `algorithm.count_dead_groups` does to the normaliser is a remedy too. New groups that are dead again are thrown away. Where
+    another policy sampled (temperature, hint taken out, demonstration), `algorithm.drift` corrects each action for how likely it was,
+    and nothing corrects how often its history comes up.
     """
 
     resample_rounds: int = Field(0, ge=0, description="How often a step plays new groups for its dead ones, at most; 0 never.")

@@ -1,17 +1,27 @@
 """Dead groups: which are played again, what takes their place, and a whole run with every remedy at once."""
 
+import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
-from cluster.dead_groups import plays_again, refilled
+from cluster.actors import Cluster
+from cluster.dead_groups import Remedies, plays_again, refilled
+from cluster.live import LiveView
 from cluster.loop import train
+from cluster.prepare import policy_tokenizer, train_tasks
 from cluster.run_folder import RunFolder
 from cluster.sinks import read_metrics
 from cluster.transcripts import read_trajectories
+from envs.contract import End
+from learner.plan import resolve
+from rollout.chat import ChatEncoder
 from rollout.config import DeadGroupsConfig
+from rollout.types import Group
 from tests.cluster.test_real_run import quiet, tiny
 from tests.cluster.test_rounds_run import START
 from tests.learner.builders import one_turn_group
@@ -38,8 +48,41 @@ def test_only_dead_groups_are_replaced_and_only_by_groups_with_a_signal(
 
 
 def test_a_task_that_everybody_solved_is_not_played_again_itself() -> None:
-    group = one_turn_group([0.0, 0.0])
-    assert plays_again(group, DeadGroupsConfig(resample_tasks="same")) and not plays_again(one_turn_group([0.0, 1.0]), DeadGroupsConfig())
+    same, other = DeadGroupsConfig(resample_tasks="same"), DeadGroupsConfig()
+    failed, solved, mixed = one_turn_group([0.0, 0.0]), solved_group(0), one_turn_group([0.0, 1.0])
+    assert [plays_again(group, same) for group in (failed, solved, mixed)] == [True, False, False]
+    assert [plays_again(group, other) for group in (failed, solved, mixed)] == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "first", "words"),
+    [
+        ((), [0.0, 0.0], "for 5 steps no gradient: in every group all rewards are equal. If"),
+        (
+            ("dead_groups.resample_rounds=2", "dead_groups.resample_tasks=same"),
+            [0.0, 1.0],
+            "did not fill (the last one had 1 of 2 dead groups after 2 rounds)",
+        ),
+    ],
+)
+def test_starvation_is_reported_once_with_its_numbers(overrides: tuple[str, ...], first: list[float], words: str) -> None:
+    config, said = tiny(*overrides), io.StringIO()
+    nobody = Cluster(generators=(), learners=(), env_workers=(), config=config)
+    encoder = ChatEncoder(policy_tokenizer(config))
+    view = LiveView(9, title="test", console=Console(file=said))
+    remedies = Remedies(resolve(config.algorithm), nobody, encoder, train_tasks(config), view)
+    # A task that everybody solved is not played again, so that no generator is asked.
+    starving = [one_turn_group(first), solved_group(1)]
+    for step in range(1, 9):
+        assert not said.getvalue() or step > 5
+        batch, _ = remedies.apply(step, starving)
+        assert batch == starving
+    assert said.getvalue().count(words) == said.getvalue().count("cold_start.episodes") == 1
+
+
+def solved_group(number: int) -> Group:
+    group = one_turn_group([1.0, 1.0], group=number)
+    return Group(trajectories=tuple(replace(one, end=End.SOLVED) for one in group.trajectories))
 
 
 def test_all_remedies_in_one_run(tmp_path: Path) -> None:

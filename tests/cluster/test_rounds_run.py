@@ -1,19 +1,34 @@
 """Whole runs of the methods that learn in rounds, on real parts: what is learned from, when it is pushed, and from where it starts."""
 
+import io
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from cluster.actors import running
+from cluster.actors import Cluster, running
+from cluster.improve import Rounds
+from cluster.live import LiveView
 from cluster.loop import Training
 from cluster.prepare import prepare_model
 from cluster.run_folder import RunFolder
 from cluster.sinks import read_metrics
+from learner.plan import resolve
 from tests.cluster.test_real_run import quiet, tiny
+from tests.learner.builders import one_turn_group
 
 START = ("env.params.numbers=4", "env.params.guesses=2", "cold_start.episodes=1024", "cold_start.batch_episodes=32", "cold_start.lr=3e-3")
 ROUNDS = ("algorithm.drift=null", "learner.minibatches=1", "grow.steps=2", "grow.epochs=1", "steps=3", "eval.every=3")
 EPISODES = 16
+
+
+def test_a_round_in_which_nothing_passed_leaves_the_policy_alone_and_says_so() -> None:
+    config, said = tiny("algorithm.method=rest", *ROUNDS), io.StringIO()
+    nobody = Cluster(generators=(), learners=(), env_workers=(), config=config)
+    rounds = Rounds(resolve(config.algorithm), nobody, LiveView(3, title="test", console=Console(file=said)), base_version=0)
+    assert rounds.grow(1, [one_turn_group([0.0, 0.5])]) == {"grow/round": 1.0, "grow/kept_fraction": 0.0, "grow/data_episodes": 0.0}
+    assert rounds.improve(2, version=0) == {}
+    assert "round 1: nothing to improve on" in said.getvalue()
 
 
 @pytest.mark.parametrize(

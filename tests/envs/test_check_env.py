@@ -108,9 +108,9 @@ def test_the_built_in_environments_keep_the_contract(name):
     assert check_env(ENVS[name], episodes=16) == []
 
 
-@pytest.mark.parametrize(("numbers", "guesses"), [(2, 1), (16, 5), (100, 7)])
-def test_number_search_keeps_it_in_other_sizes(numbers, guesses):
-    assert check_env(SPEC, params=NumberSearchParams(numbers=numbers, guesses=guesses)) == []
+@pytest.mark.parametrize(("numbers", "guesses", "shaping"), [(2, 1, 0), (16, 5, 0.5), (100, 7, 0)])
+def test_number_search_keeps_it_in_other_sizes(numbers, guesses, shaping):
+    assert check_env(SPEC, params=NumberSearchParams(numbers=numbers, guesses=guesses, shaping=shaping)) == []
 
 
 def test_a_sound_environment_has_no_violation(monkeypatch):

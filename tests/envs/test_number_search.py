@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import math
 import os
+import re
 import subprocess
 import sys
 from collections import defaultdict
@@ -170,6 +172,47 @@ def test_a_wrong_last_guess_is_answered_timeout():
     steps = steps_of(task_of(secret=16), ["guess(8)", "guess(12)", "guess(14)", "guess(15)"])
     assert steps[-1] == Step(observation="timeout", reward=0.0, end=End.OUT_OF_TURNS)
     assert [step.end for step in steps[:-1]] == [None] * 3
+
+
+def test_a_search_that_fails_is_paid_for_what_it_learned_and_less_than_a_find():
+    params = NumberSearchParams(shaping=0.5)
+    task = next(task for task in SPEC.tasks(params, "eval", 0) if task.data["secret"] == 16)
+    for guesses, left in (((8, 12, 14, 15), 1), ((8, 12, 8, 12), 4), ((1, 1, 1, 1), 15)):
+        *before, last = steps_of(task, [f"guess({number})" for number in guesses])
+        assert last.reward == pytest.approx(0.5 * (1 - math.log(left) / math.log(16)), abs=1e-12)
+        assert last.end is End.OUT_OF_TURNS and not any(step.reward for step in before)
+    assert steps_of(task, ["guess(16)"])[-1].reward == 1.0
+    assert [step.reward for step in steps_of(task, ["guess(8)", "x", "guess(12)", "x"])] == [0.0] * 4, "nothing is paid for a refused end"
+
+
+@pytest.mark.parametrize("shaping", [0.1, 0.99])
+def test_whoever_maximises_the_shaped_reward_finds_as_many_numbers_as_possible(shaping):
+    """Every optimal policy of the shaped game, by dynamic programming over how many numbers are left: no success is traded for bits."""
+
+    def fewest_found(n: int, k: int) -> int:
+        @cache
+        def best(left: int, turns: int) -> tuple[float, int]:
+            """The largest sum of rewards over the secrets that are left, and the fewest of them that a policy with this sum finds."""
+            if left == 0 or turns == 0:
+                return (left * shaping * (1 - math.log(left) / math.log(n)) if left else 0.0), 0
+            pairs = [(best(guess, turns - 1), best(left - 1 - guess, turns - 1)) for guess in range(left)]
+            options = [(1 + under[0] + over[0], 1 + under[1] + over[1]) for under, over in pairs]
+            highest = max(total for total, _ in options)
+            return highest, min(found for total, found in options if total > highest - 1e-9)
+
+        return best(n, k)[1]
+
+    for n in range(2, 40):
+        for k in range(1, 7):
+            assert fewest_found(n, k) == min(n, 2**k - 1)
+
+
+@given(numbers=st.integers(2, 300), data=st.data())
+def test_the_hint_is_true_and_halves_the_numbers(numbers, data):
+    secret = data.draw(st.integers(1, numbers))
+    low, high = map(int, re.findall(r"[0-9]+", SPEC.hint(task_of(numbers, 4, secret))))
+    assert low <= secret <= high
+    assert high - low + 1 <= (numbers + 1) // 2
 
 
 def test_a_refused_action_costs_a_turn_and_changes_nothing():
