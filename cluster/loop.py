@@ -1,9 +1,9 @@
 """The training loop, from top to bottom: sample groups, weigh their tokens, learn, push, attest.
 
-One loop for synchronous and asynchronous training. It consumes tasks; every step it produces one version of the weights.
-It waits for the groups of the oldest batch in flight, for the learner, and for the push. `cluster.max_lag` batches are in
-flight beside the one that is learned from: with 0 the next batch is sampled only after the push, by exactly the weights
-that it will train.
+One loop for synchronous and asynchronous training. It consumes tasks; every step, or every round of steps, it produces one
+version of the weights. It waits for the groups of the oldest batch in flight, for the learner, and for the push.
+`cluster.max_lag` batches are in flight beside the one that is learned from: with 0 the next batch is sampled only after the
+push, by exactly the weights that it will train.
 """
 
 import itertools
