@@ -15,9 +15,9 @@ from envs.catalog import find
 from envs.errors import InputError
 from envs.metrics import Metric
 from learner.types import MicroBatch
-from rollout.engine_params import has_gpu
 from rollout.generator import Generator
 from rollout.play import LocalHost
+from rollout.vllm_parts import has_gpu
 
 _CLOSE_S = 20.0
 _ENV_WORKER_RESTARTS = 100

@@ -122,8 +122,8 @@ class Training:
         """Credit, batch, optimiser steps; returns the step's metrics."""
         config, groups = self.config, sampled.groups
         self.episodes += sum(len(group.trajectories) for group in groups)
-        metrics = rollout_metrics(groups, sampled.failures, self.clock["generate"])
-        metrics |= reduce_metrics(sampled.metrics) | summary_metrics(groups, config.env.spec.metrics)
+        metrics = reduce_metrics(sampled.metrics) | summary_metrics(groups, config.env.spec.metrics)
+        metrics |= rollout_metrics(groups, sampled.failures, metrics["time/play_s"])
         self.warn_if_starved(metrics["groups/dead_fraction"])
         judged = self.judge(groups) if self.plan.needs_judgement else None
         with self.timed("credit"):

@@ -42,9 +42,6 @@ class WorkerHost:
     async def close(self, episode: str) -> Mapping[str, float]:
         return await self._worker.finish(episode)
 
-    def take_busy_s(self) -> float:
-        return 0.0
-
 
 async def groups(words: Sequence[str], host: EnvHost, size: int) -> list[Group | GroupFailure]:
     """One group a word, all at the same time, each of whose members writes its word every turn."""
