@@ -91,7 +91,7 @@ class LearnerRank:
         return [self._learner.train_step(micro_batches) for micro_batches in steps]
 
     def push(self, version: int) -> dict[str, Metric]:
-        """Push the weights to every generator as `version`; returns when all sample with them."""
+        """Push the weights to every generator as `version`; returns when all sample with them, within `cluster.push_timeout_s`."""
         begun = time.perf_counter()
         self._sender.send_weights()
         if self._rank == 0:

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from rich.console import Console
@@ -49,6 +50,9 @@ TINY = (
 )
 
 
+PUSH_S = 10
+
+
 def tiny(*overrides: str) -> RunConfig:
     return load_config("number-search-tiny", [*TINY, *overrides])
 
@@ -58,11 +62,14 @@ def quiet(steps: int) -> LiveView:
 
 
 class Live:
-    """A run of two generators and two learner ranks that goes on as long as the tests want, step by step."""
+    """A run that goes on as long as the tests want, step by step; of two generators and two learner ranks, unless told otherwise."""
 
-    def __init__(self, path: Path, stack: ExitStack) -> None:
+    def __init__(self, path: Path, stack: ExitStack, *overrides: str) -> None:
         # An untrained policy never succeeds, so that only the entropy bonus moves it.
-        self.config = tiny("cluster.generators=2", "cluster.learners=2", "learner.zero_stage=2", "steps=2", "algorithm.entropy_coef=0.1")
+        # The tied head and the MLP are the parts that a push can get wrong: the first by vLLM, the second by ZeRO-3, which shards it.
+        shape = ("model.tiny.tie_embeddings=true", "model.tiny.intermediate_size=256", "algorithm.entropy_coef=0.1")
+        processes = ("cluster.generators=2", "cluster.learners=2", "learner.zero_stage=3", f"cluster.push_timeout_s={PUSH_S}")
+        self.config = tiny(*shape, *processes, "steps=2", *overrides)
         self.mark = stack.enter_context(marked())
         self.stack = stack.enter_context(ExitStack())
         stack.enter_context(pytest.MonkeyPatch.context()).setattr(actors, "LearnerRank", Saboteur)
@@ -79,8 +86,13 @@ class Live:
             sampled = finish_sampling(training.sample(1), self.config, "sampling")
         training.learn(1, sampled)
 
-    def sabotage(self, fault: Fault) -> None:
-        self.cluster.learn(lambda rank: rank.sabotage.remote(fault), "sabotage")
+    def sabotage(self, fault: Fault, victim: psutil.Process | None = None) -> None:
+        self.cluster.learn(lambda rank: rank.sabotage.remote(fault, victim and victim.pid), "sabotage")
+
+    def generators(self) -> list[psutil.Process]:
+        """The processes of the generators that are running."""
+        found = [process for process in alive(self.mark) if process.cmdline()[0].startswith("ray::Generator")]
+        return [process for process in found if process.status() != psutil.STATUS_STOPPED]
 
 
 @pytest.fixture(scope="module")
@@ -129,9 +141,17 @@ def test_a_push_that_goes_wrong_stops_the_run(live: Live, fault: Fault, reason: 
     live.training.push()
 
 
+def test_a_push_to_a_generator_that_hangs_ends_at_its_deadline(live: Live) -> None:
+    live.sabotage("stop", live.generators()[0])
+    begun = time.monotonic()
+    with pytest.raises(RunError, match=rf"cluster\.push_timeout_s={PUSH_S} s of its start: generator \d had not finished update_weights"):
+        live.training.push()
+    assert PUSH_S - 1 < time.monotonic() - begun < PUSH_S + 5
+    live.sabotage("none")
+
+
 def test_a_killed_generator_is_a_clear_error_and_nothing_is_left_behind(live: Live) -> None:
-    victim = next(process for process in alive(live.mark) if process.cmdline()[0].startswith("ray::Generator"))
-    victim.kill()
+    live.generators()[0].kill()
     begun = time.monotonic()
     with pytest.raises(RunError, match="sampling: a process died"):
         live.learn()
@@ -139,6 +159,18 @@ def test_a_killed_generator_is_a_clear_error_and_nothing_is_left_behind(live: Li
     assert len(alive(live.mark)) > 3
     live.stack.close()
     assert left(live.mark) == []
+
+
+def test_a_generator_that_dies_during_a_push_is_a_clear_error_and_nothing_is_left_behind(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        live = Live(tmp_path / "run", stack, "cluster.generators=1", "cluster.learners=1", "learner.zero_stage=0")
+        live.sabotage("kill", live.generators()[0])
+        begun = time.monotonic()
+        with pytest.raises(RunError, match="a generator died during the weight push, in update_weights"):
+            live.training.push()
+        assert time.monotonic() - begun < PUSH_S
+        live.stack.close()
+        assert left(live.mark) == []
 
 
 def test_a_hanging_environment_costs_its_group_and_not_the_step(tmp_path: Path) -> None:
