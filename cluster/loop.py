@@ -7,6 +7,7 @@ that it will train.
 """
 
 import itertools
+import os
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -14,11 +15,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from cluster.actors import Cluster, running
-from cluster.attest import Attestation, AttestationError, attest
+from cluster.attest import Attestation, attest, check_gap, check_versions
 from cluster.cold_start import cold_start
 from cluster.config import RunConfig
 from cluster.live import LiveView
 from cluster.measure import eval_metrics, rollout_metrics, summary_metrics
+from cluster.memory import memory_metrics
 from cluster.prepare import eval_tasks, prepare_model, probe, train_tasks
 from cluster.run_folder import RunFolder
 from cluster.sample import Sampled, evaluate, finish_sampling, start_sampling
@@ -125,6 +127,8 @@ class Training:
         metrics = reduce_metrics(sampled.metrics) | summary_metrics(groups, config.env.spec.metrics)
         metrics |= rollout_metrics(groups, sampled.failures, metrics["time/play_s"])
         self.warn_if_starved(metrics["groups/dead_fraction"])
+        if config.cluster.max_lag == 0:
+            check_versions(groups, self.version)
         judged = self.judge(groups) if self.plan.needs_judgement else None
         with self.timed("credit"):
             steps, baseline, parts = optimizer_steps(
@@ -145,7 +149,7 @@ class Training:
         with self.timed("learn"):
             ranks = self.cluster.learn_each([[s.micro_batches[rank] for s in steps] for rank in range(config.cluster.learners)])
         metrics |= reduce_metrics([parts]) | reduce_metrics(part for rank in ranks for part in rank)
-        self.check_gap(metrics.get("sync/sampler_learner_gap", 0.0))
+        check_gap(metrics, config.learner.max_logprob_gap)
         return metrics
 
     def judge(self, groups: list[Group]) -> list[Judgement]:
@@ -174,23 +178,15 @@ class Training:
         }
 
     def evaluate(self, step: int) -> dict[str, float]:
-        """Success on all evaluation tasks, sampled and greedy."""
+        """Success on all evaluation tasks, sampled and greedy, and the memory that the run has taken so far."""
         config = self.config
         seed = sampling_seed(config.seed, step)
-        return eval_metrics(*evaluate(self.cluster.generators, self.eval_tasks, config, samples=config.eval.samples, seed=seed))
+        played = evaluate(self.cluster.generators, self.eval_tasks, config, samples=config.eval.samples, seed=seed)
+        return eval_metrics(*played) | memory_metrics(os.getpid())
 
     def export(self, step: int) -> None:
         """Write the policy as a Hugging Face folder."""
         self.cluster.learn(lambda rank: rank.export.remote(self.folder.checkpoint(step)), "exporting the policy")
-
-    def check_gap(self, gap: float) -> None:
-        """Sampler and learner must give the tokens of the current weights the same log-probs, or every ratio is wrong."""
-        limit = self.config.learner.max_logprob_gap
-        if not gap <= limit:
-            raise AttestationError(
-                f"the sampler's and the learner's log-probs of the same tokens and weights differ by {gap:.3g}; expected at most "
-                f"learner.max_logprob_gap={limit:g}. The two sides compute different policies; in bfloat16 raise the limit to 0.05"
-            )
 
     def warn_if_starved(self, dead_fraction: float) -> None:
         """Say once, with advice, that no group has carried a gradient for several steps."""

@@ -1,6 +1,7 @@
 """Whole runs on real parts: Ray actors, vLLM, DeepSpeed, the weight push, on the CPU."""
 
 import io
+import itertools
 import json
 import os
 import signal
@@ -27,10 +28,11 @@ from cluster.load_config import load_config
 from cluster.loop import Training, train
 from cluster.prepare import prepare_model
 from cluster.run_folder import RunFolder
-from cluster.sample import finish_sampling
+from cluster.sample import Sampled, finish_sampling, start_sampling
 from cluster.sinks import read_metrics
 from cluster.supervise import run_training
 from cluster.transcripts import read_trajectories
+from rollout.generator import GroupRequest
 from tests.cluster import hanging
 from tests.cluster.processes import alive, left, marked
 from tests.cluster.saboteur import Fault, Saboteur
@@ -81,10 +83,10 @@ class Live:
         self.training.start()
 
     def learn(self) -> None:
-        training = self.training
-        with training.timed("generate"):
-            sampled = finish_sampling(training.sample(1), self.config, "sampling")
-        training.learn(1, sampled)
+        self.training.learn(1, self.sampled(self.training.sample(1)))
+
+    def sampled(self, calls: list[Any]) -> Sampled:
+        return finish_sampling(calls, self.config, "sampling")
 
     def sabotage(self, fault: Fault, victim: psutil.Process | None = None) -> None:
         self.cluster.learn(lambda rank: rank.sabotage.remote(fault, victim and victim.pid), "sabotage")
@@ -112,6 +114,7 @@ def test_every_generator_is_the_learner_after_every_push(live: Live) -> None:
     assert max_abs_diff(last.generators[0], last.generators[1]) < 1e-6
     assert max(max_abs_diff(last.learner, scores) for scores in last.generators) < 1e-5
     assert 0 < summary["sync/probe_max_abs_diff_worst"] < 1e-5
+    assert 0.5 < summary["memory/total_gib"] <= summary["memory/peak_gib"], "four processes that hold torch at the least"
     ranks = live.cluster.learn(lambda rank: rank.score.remote(training.probe), "scoring")
     assert ranks[0] == ranks[1]
 
@@ -139,6 +142,31 @@ def test_a_push_that_goes_wrong_stops_the_run(live: Live, fault: Fault, reason: 
         live.training.push()
     live.sabotage("none")
     live.training.push()
+
+
+def test_the_synchronous_loop_refuses_samples_of_older_weights(live: Live) -> None:
+    training = live.training
+    old = live.sampled(training.sample(1))
+    training.push()
+    with pytest.raises(AttestationError, match=rf"were not sampled by version {training.version} of the weights.* missed a push"):
+        training.learn(1, old)
+
+
+def test_of_a_batch_that_lives_through_a_push_the_newest_tokens_are_compared(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    training = live.training
+    live.learn()
+    requests = [GroupRequest(task=task, group=number, size=64) for number, task in enumerate(itertools.islice(training.tasks, 8))]
+    calls = start_sampling(live.cluster.generators, requests, seed=3)
+    training.push()
+    sampled = live.sampled(calls)
+    lagging = live.config.cluster.model_copy(update={"max_lag": 1})
+    monkeypatch.setattr(training, "config", live.config.model_copy(update={"cluster": lagging}))
+    metrics = training.learn(1, sampled)
+    first_step = [t for group in sampled.groups[: 8 // live.config.learner.minibatches] for t in group.trajectories]
+    newest = [turn for t in first_step for turn in t.turns if turn.first_version == turn.last_version == training.version]
+    assert metrics["sync/compared_tokens"] == sum(len(turn.token_ids) for turn in newest) > 0
+    assert metrics["sync/sampler_learner_gap"] < 1e-4
+    training.push()
 
 
 def test_a_push_to_a_generator_that_hangs_ends_at_its_deadline(live: Live) -> None:
