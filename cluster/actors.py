@@ -15,11 +15,12 @@ from envs.catalog import find
 from envs.errors import InputError
 from envs.metrics import Metric
 from learner.types import MicroBatch
-from rollout.engine_params import has_gpu
 from rollout.generator import Generator
 from rollout.play import LocalHost
+from rollout.vllm_parts import has_gpu
 
 _CLOSE_S = 20.0
+_PUSH_GRACE_S = 10.0
 _ENV_WORKER_RESTARTS = 100
 
 
@@ -53,9 +54,15 @@ class Cluster:
     env_workers: tuple[Any, ...]
     config: RunConfig
 
-    def learn(self, call: Callable[[Any], Any], what: str) -> list[Any]:
-        """Call every learner rank at the same time and wait for all."""
-        return wait([call(learner) for learner in self.learners], self.config.cluster.step_timeout_s, what)
+    def learn(self, call: Callable[[Any], Any], what: str, timeout_s: float | None = None) -> list[Any]:
+        """Call every learner rank at the same time and wait for all, by default for `cluster.step_timeout_s`."""
+        return wait([call(learner) for learner in self.learners], timeout_s or self.config.cluster.step_timeout_s, what)
+
+    def push(self, version: int) -> list[dict[str, Metric]]:
+        """Push the learners' weights to the generators as `version`; returns every rank's metrics."""
+        # The sender knows which generator is late, so it has a little longer to say so than the push may take.
+        timeout_s = self.config.cluster.push_timeout_s + _PUSH_GRACE_S
+        return self.learn(lambda rank: rank.push.remote(version), "pushing the weights", timeout_s)
 
     def learn_each(self, shares: Sequence[Sequence[Sequence[MicroBatch]]]) -> list[list[dict[str, Metric]]]:
         """Optimiser steps, each rank with its own share of the micro-batches; returns every rank's metrics, step by step."""

@@ -4,10 +4,11 @@ A generator that silently keeps old weights, or a mixture of old and new ones, t
 that is true. So the log-probs of a fixed probe are computed by both sides after each push and must be equal.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cluster.actors import Cluster, RunError, wait
+from rollout.types import Group
 
 Scores = Sequence[Sequence[float]]
 _MOVED = 1e-5
@@ -63,6 +64,32 @@ def check(now: Attestation, before: Attestation | None, tolerance: float) -> Non
                 f"expected at most cluster.probe_tolerance={tolerance:g}. The push was corrupted, or the generator kept old weights; "
                 "samples from here on would train another policy. (In bfloat16 a gap of 5e-3 is normal: raise the tolerance.)"
             )
+
+
+def check_versions(groups: Sequence[Group], version: int) -> None:
+    """In the synchronous loop every turn is sampled by the current weights; raises `AttestationError` if a generator says otherwise."""
+    turns = [turn for group in groups for trajectory in group.trajectories for turn in trajectory.turns]
+    stale = [turn for turn in turns if (turn.first_version, turn.last_version) != (version, version)]
+    if stale:
+        raise AttestationError(
+            f"{len(stale)} of {len(turns)} turns of this step were not sampled by version {version} of the weights but by, for example, "
+            f"{stale[0].first_version}..{stale[0].last_version}; expected no other with cluster.max_lag=0. A generator missed a push"
+        )
+
+
+def check_gap(metrics: Mapping[str, float], limit: float) -> None:
+    """Sampler and learner must give the tokens of the current weights the same log-probs, or every ratio is wrong.
+
+    Compared are the `sync/compared_tokens` tokens of a batch's first optimiser step whose whole turn the current weights sampled. With
+    `cluster.max_lag` above 0, or if no token of that step carries a gradient, there may be none: then there is no gap to check.
+    """
+    assert ("sync/sampler_learner_gap" in metrics) == (metrics["sync/compared_tokens"] > 0), "the learner lost its comparison"
+    gap = metrics.get("sync/sampler_learner_gap")
+    if gap is not None and not gap <= limit:  # also true for NaN
+        raise AttestationError(
+            f"the sampler's and the learner's log-probs of the same tokens and weights differ by {gap:.3g}; expected at most "
+            f"learner.max_logprob_gap={limit:g}. The two sides compute different policies; in bfloat16 raise the limit to 0.05"
+        )
 
 
 def max_abs_diff(a: Scores, b: Scores) -> float:

@@ -6,6 +6,7 @@ The same mistakes would show inside the processes too, a minute later and after 
 import importlib.util
 import itertools
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,7 +38,19 @@ def check_before_start(config: RunConfig) -> list[str]:
     else:
         check_model(config.model.path, config.rollout.max_context_tokens)
         encoder = load_encoder(config.model.path, observation_role=role)
-    return check_fit(config, encoder)
+    return check_fit(config, encoder) + check_room(config)
+
+
+def check_room(config: RunConfig) -> list[str]:
+    """Advice if a generator cannot sample all episodes of its share of a step at the same time."""
+    groups = math.ceil(config.rollout.groups_per_step / config.cluster.generators)
+    episodes, room = groups * config.rollout.group_size, config.generator.max_num_seqs
+    if episodes <= room:
+        return []
+    return [
+        f"a step gives a generator {episodes} episodes, but it samples generator.max_num_seqs={room} at the same time and the others wait "
+        f"in its queue; set generator.max_num_seqs={episodes}, or more cluster.generators, if memory allows"
+    ]
 
 
 def check_model(path: str, max_context_tokens: int) -> None:

@@ -69,7 +69,7 @@ class ClusterConfig(_Frozen):
     max_lag: int = Field(0, ge=0, description="Steps that sampling may run ahead of learning; 0 is the synchronous loop.")
     start_timeout_s: float = Field(600.0, gt=0, description="Deadline for starting all processes.")
     step_timeout_s: float = Field(600.0, gt=0, description="Deadline for sampling, learning or attesting one step.")
-    push_timeout_s: float = Field(120.0, gt=0, description="Deadline for one weight push, and for each of its collectives.")
+    push_timeout_s: float = Field(120.0, gt=0, description="Deadline for one whole weight push, until every generator samples again.")
     push_chunk_mib: int = Field(64, ge=1, description="Weights travel in buffers of this size.")
     transfer: Literal["auto", "gloo", "nccl"] = Field("auto", description="Transport of the weights; auto: gloo on CPU, nccl on GPU.")
     probe_tolerance: float = Field(1e-4, gt=0, description="Largest difference of log-probs that the attestation after a push accepts.")

@@ -7,6 +7,7 @@ push, by exactly the weights that it will train.
 """
 
 import itertools
+import os
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -14,13 +15,14 @@ from contextlib import contextmanager
 from typing import Any
 
 from cluster.actors import Cluster, running
-from cluster.attest import Attestation, AttestationError, attest
+from cluster.attest import Attestation, attest, check_gap, check_versions
 from cluster.cold_start import cold_start
 from cluster.config import RunConfig
 from cluster.dead_groups import Remedies
 from cluster.improve import Rounds
 from cluster.live import LiveView
 from cluster.measure import eval_metrics, rollout_metrics, summary_metrics
+from cluster.memory import memory_metrics
 from cluster.prepare import eval_tasks, prepare_model, probe, train_tasks
 from cluster.run_folder import RunFolder
 from cluster.sample import Sampled, evaluate, finish_sampling, start_sampling
@@ -127,8 +129,10 @@ class Training:
         """Credit, batch, optimiser steps; returns the step's metrics. In rounds most steps only grow the data set."""
         config, groups = self.config, sampled.groups
         self.episodes += sum(len(group.trajectories) for group in groups)
-        metrics = rollout_metrics(groups, sampled.failures, self.clock["generate"])
-        metrics |= reduce_metrics(sampled.metrics) | summary_metrics(groups, config.env.spec.metrics)
+        metrics = reduce_metrics(sampled.metrics) | summary_metrics(groups, config.env.spec.metrics)
+        metrics |= rollout_metrics(groups, sampled.failures, metrics["time/play_s"])
+        if config.cluster.max_lag == 0:
+            check_versions(groups, self.version)
         with self.timed("generate"):
             groups, remedied = self.remedies.apply(step, groups)
         metrics |= remedied
@@ -154,7 +158,7 @@ class Training:
         with self.timed("learn"):
             ranks = self.cluster.learn_each([[s.micro_batches[rank] for s in steps] for rank in range(config.cluster.learners)])
         metrics |= reduce_metrics([parts]) | reduce_metrics(part for rank in ranks for part in rank)
-        self.check_gap(metrics.get("sync/sampler_learner_gap", 0.0))
+        check_gap(metrics, config.learner.max_logprob_gap)
         self.moved = True
         return metrics
 
@@ -164,7 +168,8 @@ class Training:
         metrics = rounds.grow(step, groups)
         with self.timed("learn"):
             improved = rounds.improve(step, self.version) if rounds.ends(step) else {}
-        self.check_gap(improved.get("sync/sampler_learner_gap", 0.0))
+        if improved:
+            check_gap(improved, self.config.learner.max_logprob_gap)
         self.moved = bool(improved)
         return metrics | improved
 
@@ -185,8 +190,7 @@ class Training:
     def push(self) -> dict[str, float]:
         """Push the weights as a new version, and prove that they arrived."""
         self.version += 1
-        pushed = self.cluster.learn(lambda rank: rank.push.remote(self.version), "pushing the weights")
-        return reduce_metrics(pushed[:1]) | self.attest()
+        return reduce_metrics(self.cluster.push(self.version)[:1]) | self.attest()
 
     def attest(self) -> dict[str, float]:
         """Compare generators and learner on the probe; raises if they differ."""
@@ -200,23 +204,15 @@ class Training:
         }
 
     def evaluate(self, step: int) -> dict[str, float]:
-        """Success on all evaluation tasks, sampled and greedy."""
+        """Success on all evaluation tasks, sampled and greedy, and the memory that the run has taken so far."""
         config = self.config
         seed = sampling_seed(config.seed, step)
-        return eval_metrics(*evaluate(self.cluster.generators, self.eval_tasks, config, samples=config.eval.samples, seed=seed))
+        played = evaluate(self.cluster.generators, self.eval_tasks, config, samples=config.eval.samples, seed=seed)
+        return eval_metrics(*played) | memory_metrics(os.getpid())
 
     def export(self, step: int) -> None:
         """Write the policy as a Hugging Face folder."""
         self.cluster.learn(lambda rank: rank.export.remote(self.folder.checkpoint(step)), "exporting the policy")
-
-    def check_gap(self, gap: float) -> None:
-        """Sampler and learner must give the tokens of the current weights the same log-probs, or every ratio is wrong."""
-        limit = self.config.learner.max_logprob_gap
-        if not gap <= limit:
-            raise AttestationError(
-                f"the sampler's and the learner's log-probs of the same tokens and weights differ by {gap:.3g}; expected at most "
-                f"learner.max_logprob_gap={limit:g}. The two sides compute different policies; in bfloat16 raise the limit to 0.05"
-            )
 
     def summary(self, before: dict[str, float], after: dict[str, float], seconds: float) -> dict[str, Any]:
         """What `summary.json` says."""

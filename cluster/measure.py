@@ -16,7 +16,7 @@ def split(results: Sequence[Group | GroupFailure]) -> tuple[list[Group], list[Gr
 
 
 def rollout_metrics(groups: Sequence[Group], failures: Sequence[GroupFailure], seconds: float) -> dict[str, float]:
-    """What one batch of groups says: success, reward, ends, dead groups, speed over `seconds` of sampling."""
+    """What one batch of groups says: success, reward, ends, dead groups, speed over `seconds` of playing (not of waiting for it)."""
     episodes = [trajectory for group in groups for trajectory in group.trajectories]
     tokens = sum(episode.sampled_tokens for episode in episodes)
     turns = sum(len(episode.turns) for episode in episodes)

@@ -47,6 +47,7 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("episodes", count(number(summary, "episodes"))),
         ("training time", duration(number(summary, "train_seconds"))),
         ("total time", duration(number(summary, "seconds"))),
+        ("memory at most, in GiB", fixed(number(summary, "memory/peak_gib"), ".2f")),
         ("largest gap of a weight push", fixed(number(summary, "sync/probe_max_abs_diff_worst"), ".1e")),
     ]
 

@@ -2,6 +2,7 @@
 
 Rank 0 of the learner is the sender; the other ranks only help to gather partitioned weights. `gloo` (CPU) is our transport,
 registered with vLLM's factory; `nccl` (GPU) is vLLM's own. Both are driven through the same factory, source and client.
+A push has one deadline; vLLM's nccl broadcast knows none, so there it holds for the calls to the generators and for the driver.
 """
 
 import socket
@@ -17,7 +18,13 @@ from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactor
 from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
 from learner.learner import Learner
-from rollout.weight_receiver import BACKEND, GlooInitInfo, GlooUpdateInfo, join_group, open_store, plan_chunks
+from rollout.weight_receiver import BACKEND, Deadline, GlooInitInfo, GlooUpdateInfo, broadcast, join_group, open_store, plan_chunks
+
+_ECHO_S = 5.0
+
+
+class PushError(RuntimeError):
+    """A generator died during a push or was not done by its deadline."""
 
 
 def free_port(host: str) -> int:
@@ -42,8 +49,9 @@ class LearnerSource(WeightSource):
 
 
 class FanOut:
-    """vLLM's `VLLMWeightSyncClient` over several generator actors, with a deadline on every call.
+    """vLLM's `VLLMWeightSyncClient` over several generator actors, with one deadline for a whole push.
 
+    A push begins with `start_weight_update` and ends with `commit`; every call in between waits for what is left of `timeout_s`.
     Each generator is told its own first rank in the transfer group: the sender is rank 0, generator i begins at 1 + i * tp.
     """
 
@@ -51,9 +59,24 @@ class FanOut:
         self._generators = generators
         self._tensor_parallel = tensor_parallel
         self._timeout_s = timeout_s
+        self._deadline = Deadline(timeout_s)
 
-    def _all(self, call: Callable[[int, Any], Any]) -> None:
-        ray.get([call(i, generator) for i, generator in enumerate(self._generators)], timeout=self._timeout_s)
+    def _all(self, what: str, call: Callable[[int, Any], Any]) -> None:
+        answers = [call(i, generator) for i, generator in enumerate(self._generators)]
+        try:
+            ray.get(answers, timeout=self._deadline.left_s())
+        except ray.exceptions.GetTimeoutError:
+            _, late = ray.wait(answers, num_returns=len(answers), timeout=0)
+            names = ", ".join(str(answers.index(one)) for one in late)
+            raise PushError(
+                f"the weight push was not done within cluster.push_timeout_s={self._timeout_s:g} s of its start: generator {names} had not "
+                f"finished {what}. The process hangs, or the deadline is too short"
+            ) from None
+        except ray.exceptions.RayActorError as error:
+            raise PushError(f"a generator died during the weight push, in {what} ({error}); out of memory is the usual reason") from error
+
+    def _call(self, method: str, payload: dict[str, Any]) -> None:
+        self._all(method, lambda _, generator: generator.weights_rpc.remote(method, payload))
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         """Have every generator join the transfer group."""
@@ -62,23 +85,25 @@ class FanOut:
             info = init_info | {"rank_offset": 1 + i * self._tensor_parallel}
             return generator.weights_rpc.remote("init_weight_transfer_engine", {"init_info": info})
 
-        self._all(join)
+        self._deadline = Deadline(self._timeout_s)
+        self._all("init_weight_transfer_engine", join)
 
     def start_weight_update(self) -> None:
-        """Stop sampling and open the layers."""
-        self._all(lambda _, generator: generator.weights_rpc.remote("start_weight_update", {}))
+        """Begin a push: stop sampling and open the layers."""
+        self._deadline = Deadline(self._timeout_s)
+        self._call("start_weight_update", {})
 
     def update_weights(self, update_info: Any) -> None:
         """Have every generator receive; returns when all have."""
-        self._all(lambda _, generator: generator.weights_rpc.remote("update_weights", {"update_info": update_info}))
+        self._call("update_weights", {"update_info": update_info})
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
         """Close the layers."""
-        self._all(lambda _, generator: generator.weights_rpc.remote("finish_weight_update", {}))
+        self._call("finish_weight_update", {})
 
     def commit(self, version: int) -> None:
-        """Drop the caches of the old weights and go on sampling as `version`."""
-        self._all(lambda _, generator: generator.commit.remote(version))
+        """End a push: drop the caches of the old weights and go on sampling as `version`."""
+        self._all("commit", lambda _, generator: generator.commit.remote(version))
 
 
 @dataclass
@@ -100,6 +125,7 @@ class GlooSender(TrainerWeightTransferEngine[GlooTrainerInitInfo]):
 
     def __init__(self, *, client: Any, source: WeightSource, info: GlooTrainerInitInfo) -> None:
         super().__init__(client=client, source=source, is_sender=info.is_sender)
+        self._timeout_s = info.timeout_s
         self._chunk_bytes = info.chunk_bytes
         self._group: Any = None
 
@@ -123,24 +149,26 @@ class GlooSender(TrainerWeightTransferEngine[GlooTrainerInitInfo]):
         return sender
 
     def send_weights(self) -> None:
-        """Push once: open, broadcast while the generators receive, close."""
+        """Push once: open, broadcast while the generators receive, close. Raises at the deadline, whatever part it comes in."""
         assert self.source is not None
         if not self.is_sender:
             for _ in self.source:
                 pass
             return
+        deadline = Deadline(self._timeout_s)
         meta = self.source.metadata()
+        self.client.start_weight_update()
         info = GlooUpdateInfo(
             names=[m.name for m in meta],
             dtype_names=[str(m.dtype).removeprefix("torch.") for m in meta],
             shapes=[list(m.shape) for m in meta],
+            timeout_s=deadline.left_s(),
         )
-        self.client.start_weight_update()
         with _Concurrently(lambda: self.client.update_weights(asdict(info))):
             weights = iter(self.source)
             for chunk in plan_chunks([m.dtype.itemsize * torch.Size(m.shape).numel() for m in meta], self._chunk_bytes):
                 parts = [next(weights)[1].detach().contiguous().cpu().view(-1).view(torch.uint8).clone() for _ in chunk]
-                self._group.broadcast(torch.cat(parts), 0).wait()
+                broadcast(self._group, torch.cat(parts), deadline)
         self.client.finish_weight_update()
 
     def shutdown(self) -> None:
@@ -171,7 +199,7 @@ class _Concurrently:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if error is None or isinstance(error, RuntimeError):
             # A failed broadcast is most often the echo of the receivers' error: theirs is the one that explains.
-            self._thread.join(timeout=None if error is None else 5)
+            self._thread.join(timeout=None if error is None else _ECHO_S)
             if self._error is not None:
                 raise self._error
 

@@ -91,7 +91,7 @@ class LearnerRank:
         return [self._learner.train_step(micro_batches) for micro_batches in steps]
 
     def push(self, version: int) -> dict[str, Metric]:
-        """Push the weights to every generator as `version`; returns when all sample with them."""
+        """Push the weights to every generator as `version`; returns when all sample with them, within `cluster.push_timeout_s`."""
         begun = time.perf_counter()
         self._sender.send_weights()
         if self._rank == 0:
@@ -196,8 +196,6 @@ class RemoteHost:
         self._timeout_s = timeout_s
         self._turn = itertools.count()
         self._home: dict[str, Any] = {}
-        self._outstanding = 0
-        self._busy_since = self._busy_s = 0.0
 
     async def start(self, episode: str, task: Task) -> tuple[Message, ...]:
         """See `EnvHost`."""
@@ -219,15 +217,7 @@ class RemoteHost:
         summary: Mapping[str, float] = await self._answer(worker.finish.remote(episode))
         return summary
 
-    def take_busy_s(self) -> float:
-        """See `EnvHost`."""
-        busy_s, self._busy_s = self._busy_s, 0.0
-        return busy_s
-
     async def _answer(self, call: Awaitable[Any]) -> Any:
-        if self._outstanding == 0:
-            self._busy_since = time.perf_counter()
-        self._outstanding += 1
         try:
             return await asyncio.wait_for(call, self._timeout_s)
         except EnvFault:
@@ -239,7 +229,3 @@ class RemoteHost:
             raise cause if isinstance(cause, EnvFault) else EnvFault("raised", str(cause)) from error
         except ray.exceptions.RayActorError as error:
             raise EnvFault("died", "the environment worker died") from error
-        finally:
-            self._outstanding -= 1
-            if self._outstanding == 0:
-                self._busy_s += time.perf_counter() - self._busy_since

@@ -109,7 +109,8 @@ class Learner:
 
         Any split of the same rows over micro-batches and ranks gives the same step. Returns this rank's metrics, to be reduced
         over the ranks: means count the tokens that had a weight, `learner/loss` is a sum, because 1/Z is global, and
-        `sync/sampler_learner_gap` is the largest `|logp - logp_old|` of the tokens marked on-policy, left out if there is none.
+        `sync/sampler_learner_gap` is the largest `|logp - logp_old|` of the tokens marked on-policy, left out if there is none;
+        `sync/compared_tokens` is how many there are.
         Raises `FloatingPointError` if the gradient is not finite.
         """
         assert micro_batches, "a step without micro-batches; every rank gets at least an empty one"
@@ -152,6 +153,7 @@ class Learner:
         metrics["learner/tokens"] = Metric(value=tokens, reduction=Reduction.SUM)
         if tokens:
             metrics["learner/entropy_nats"] = Metric(value=entropy_M.detach()[counted_M].mean().item(), weight=tokens)
+        metrics["sync/compared_tokens"] = Metric(value=int(on_policy_M.sum()), reduction=Reduction.SUM)
         if on_policy_M.any():
             gap = (logp_M.detach() - logp_old_M)[on_policy_M.bool()].abs().max().item()
             metrics["sync/sampler_learner_gap"] = Metric(value=gap, reduction=Reduction.MAX)

@@ -14,8 +14,8 @@ from envs.errors import InputError
 from rollout.config import GeneratorConfig
 from rollout.engine_async import AsyncEngine
 from rollout.engine_inprocess import InprocessEngine
-from rollout.engine_params import engine_arguments, has_gpu
 from rollout.policy import Engine
+from rollout.vllm_parts import engine_arguments, has_gpu
 
 
 def start_engine(model: str, end_id: int, max_model_len: int, config: GeneratorConfig, *, seed: int, transfer: str) -> Engine:

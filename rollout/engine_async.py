@@ -4,21 +4,17 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
-from rollout.engine_params import sampling_params, scoring_params
 from rollout.types import Completion, Sampling
+from rollout.vllm_parts import async_llm, sampling_params, scoring_params
 
 
 class AsyncEngine:
     """vLLM's AsyncLLM. See `Engine` for the methods."""
 
     def __init__(self, arguments: Mapping[str, Any], end_id: int) -> None:
-        from vllm.engine.arg_utils import AsyncEngineArgs
-        from vllm.v1.engine.async_llm import AsyncLLM
-
-        self._llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+        self._llm = async_llm(arguments)
         self._end_id = end_id
         self._ids = itertools.count()
-        self._asked = self._found = 0
         self._paused = False
         self.version = 0
 
@@ -27,21 +23,24 @@ class AsyncEngine:
         async for output in self._llm.generate({"prompt_token_ids": list(token_ids)}, params, request_id=str(next(self._ids))):
             final = output
         assert final is not None, "vLLM ended a request without an output"
-        self._asked += len(token_ids)
-        self._found += final.num_cached_tokens or 0
         return final
 
     async def generate(self, token_ids: tuple[int, ...], sampling: Sampling) -> Completion:
         """See `Engine`."""
-        before = self.version
-        output = (await self._final(token_ids, sampling_params(sampling, self._end_id))).outputs[0]
+        final = await self._final(token_ids, sampling_params(sampling, self._end_id))
+        output = final.outputs[0]
         # Before the first push vLLM has a name of its own for the weights; they are version 0.
-        spans = [str(span.version) for span in output.weight_versions or []]
-        versions = [int(version) if version.isdigit() else 0 for version in spans] or [before]
+        spans = [str(span.version) for span in output.weight_versions]
+        versions = [int(version) if version.isdigit() else 0 for version in spans]
         sampled = tuple(output.token_ids)
         logp = tuple(position[token].logprob for position, token in zip(output.logprobs, sampled, strict=True))
         return Completion(
-            token_ids=sampled, logp_old=logp, first_version=versions[0], last_version=versions[-1], stopped=sampled[-1] == self._end_id
+            token_ids=sampled,
+            logp_old=logp,
+            first_version=versions[0],
+            last_version=versions[-1],
+            stopped=sampled[-1] == self._end_id,
+            cached_tokens=final.num_cached_tokens or 0,
         )
 
     async def score(self, token_ids: tuple[int, ...]) -> tuple[float, ...]:
@@ -64,12 +63,6 @@ class AsyncEngine:
         if self._paused:
             await self._llm.resume_generation()
             self._paused = False
-
-    def prefix_hit_rate(self) -> float | None:
-        """See `Engine`."""
-        rate = self._found / self._asked if self._asked else None
-        self._asked = self._found = 0
-        return rate
 
     def close(self) -> None:
         """See `Engine`."""

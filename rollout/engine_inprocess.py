@@ -6,8 +6,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rollout.engine_params import sampling_params, scoring_params
 from rollout.types import Completion, Sampling
+from rollout.vllm_parts import core_request, llm_engine, sampling_params, scoring_params
 
 # Steps without any output, after which a request that the scheduler cannot place is an error instead of a busy wait.
 _STALLED_STEPS = 1000
@@ -16,11 +16,12 @@ _STALLED_STEPS = 1000
 class _Pending:
     """One request in flight in the in-process engine."""
 
-    def __init__(self, version: int) -> None:
+    def __init__(self) -> None:
         self.done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.token_ids: list[int] = []
         self.logp: list[float] = []
-        self.first_version = version
+        self.first_version = self.last_version = -1  # no token yet
+        self.cached_tokens: int | None = None
         self.prompt_logp: tuple[float, ...] = ()
 
 
@@ -28,17 +29,13 @@ class InprocessEngine:
     """vLLM's engine core, stepped by one asyncio task of this process. See `Engine` for the methods."""
 
     def __init__(self, arguments: Mapping[str, Any], end_id: int) -> None:
-        from vllm.engine.arg_utils import EngineArgs
-        from vllm.v1.engine.llm_engine import LLMEngine
-
-        self._llm = LLMEngine.from_engine_args(EngineArgs(**arguments))
+        self._llm = llm_engine(arguments)
         self._context = int(arguments["max_model_len"])
         self._end_id = end_id
         self._ids = itertools.count()
         self._pending: dict[str, _Pending] = {}
         self._task: asyncio.Task[None] | None = None
         self._updating = False
-        self._asked = self._found = 0
         self.version = 0
 
     async def generate(self, token_ids: tuple[int, ...], sampling: Sampling) -> Completion:
@@ -48,8 +45,9 @@ class InprocessEngine:
             token_ids=tuple(pending.token_ids),
             logp_old=tuple(pending.logp),
             first_version=pending.first_version,
-            last_version=self.version,
+            last_version=pending.last_version,
             stopped=pending.token_ids[-1] == self._end_id,
+            cached_tokens=pending.cached_tokens or 0,
         )
 
     async def score(self, token_ids: tuple[int, ...]) -> tuple[float, ...]:
@@ -57,14 +55,11 @@ class InprocessEngine:
         return (await self._run(token_ids, scoring_params())).prompt_logp
 
     async def _run(self, token_ids: tuple[int, ...], params: Any) -> _Pending:
-        from vllm.v1.engine import EngineCoreRequest
-
         # The core would wait for ever for room behind the request.
         assert len(token_ids) < self._context, f"{len(token_ids)} tokens leave no room to sample in a context of {self._context}"
         name = str(next(self._ids))
-        pending = self._pending[name] = _Pending(self.version)
-        request = EngineCoreRequest(name, list(token_ids), None, params, None, 0.0, None, None, None)
-        self._llm.engine_core.add_request(request)
+        pending = self._pending[name] = _Pending()
+        self._llm.engine_core.add_request(core_request(name, token_ids, params))
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._step_until_idle())
         try:
@@ -102,14 +97,17 @@ class InprocessEngine:
             pending = self._pending.get(output.request_id)
             if pending is None:
                 continue
-            pending.token_ids += output.new_token_ids
+            if output.new_token_ids:
+                # A push may come in between asking for a turn and its first token, or its last token and its being read.
+                pending.first_version = pending.first_version if pending.token_ids else self.version
+                pending.last_version = self.version
+                pending.token_ids += output.new_token_ids
             if output.new_logprobs is not None:
                 pending.logp += output.new_logprobs.logprobs[:, 0].tolist()
             if output.new_prompt_logprobs_tensors is not None:
                 pending.prompt_logp = tuple(output.new_prompt_logprobs_tensors.logprobs[:, 0].tolist())
-            if output.prefill_stats is not None:
-                self._asked += output.prefill_stats.num_prompt_tokens
-                self._found += output.prefill_stats.num_cached_tokens
+            if output.prefill_stats is not None and pending.cached_tokens is None:  # a push has the request prefilled again
+                pending.cached_tokens = output.prefill_stats.num_cached_tokens
             if output.finish_reason is not None:
                 del self._pending[output.request_id]
                 if not pending.done.done():
@@ -126,12 +124,6 @@ class InprocessEngine:
         self._llm.reset_prefix_cache(reset_running_requests=True)
         self.version = version
         self._updating = False
-
-    def prefix_hit_rate(self) -> float | None:
-        """See `Engine`."""
-        rate = self._found / self._asked if self._asked else None
-        self._asked = self._found = 0
-        return rate
 
     def drive_bare(self, prompts: Sequence[tuple[int, ...]], lengths: Sequence[int]) -> float:
         """Seconds that vLLM's public loop (`add_request`, `step`) takes to sample `lengths` tokens behind `prompts`: the yardstick.

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 from envs.contract import Task
 from envs.errors import InputError
-from envs.metrics import Metric, Reduction
+from envs.metrics import Metric
 from rollout.chat import load_encoder
 from rollout.config import GeneratorConfig, RolloutConfig
 from rollout.engine import start_engine
 from rollout.engine_inprocess import InprocessEngine
+from rollout.meter import Meter, PlayClock
 from rollout.play import EnvHost, GroupFailure, play_group
 from rollout.types import Group
 
@@ -55,6 +56,7 @@ class Generator:
         self._host = host
         self._seed = seed
         self._transfer = transfer
+        self._clock = PlayClock()
 
     async def start(self) -> int:
         """Load the tokenizer and start the engine (seconds to a minute); returns the version of its weights."""
@@ -71,30 +73,27 @@ class Generator:
 
     async def play(self, requests: Sequence[GroupRequest], seed: int) -> tuple[list[Group | GroupFailure], dict[str, Metric]]:
         """Play all groups concurrently; a group whose environment fails comes back as a `GroupFailure` in its place."""
-        results = await asyncio.gather(
-            *(
-                play_group(
-                    request.task,
-                    request.group,
-                    size=request.size,
-                    seed=seed,
-                    config=self._rollout,
-                    encoder=self._encoder,
-                    policy=self._engine,
-                    host=self._host,
-                    temperature=request.temperature,
-                    common_noise=request.common_noise,
-                    hint=request.hint,
-                    train_with_hint=request.train_with_hint,
-                )
-                for request in requests
+        meter = Meter(self._engine, self._host)
+        groups = (
+            play_group(
+                request.task,
+                request.group,
+                size=request.size,
+                seed=seed,
+                config=self._rollout,
+                encoder=self._encoder,
+                policy=meter,
+                host=meter,
+                temperature=request.temperature,
+                common_noise=request.common_noise,
+                hint=request.hint,
+                train_with_hint=request.train_with_hint,
             )
+            for request in requests
         )
-        rate = self._engine.prefix_hit_rate()
-        metrics = {"time/environment_s": Metric(value=self._host.take_busy_s(), reduction=Reduction.MAX)}
-        if rate is not None:
-            metrics["rollout/prefix_hit_rate"] = Metric(value=rate, reduction=Reduction.MEAN)
-        return list(results), metrics
+        with self._clock.running(meter):
+            results = await asyncio.gather(*groups)
+        return list(results), meter.metrics()
 
     async def score(self, rows: Sequence[tuple[int, ...]]) -> list[tuple[float, ...]]:
         """Log-probs of every row's tokens but the first, for the attestation after a push."""

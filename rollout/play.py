@@ -7,7 +7,6 @@ and if that fails too the WHOLE group is dropped and counted, because dropping o
 import asyncio
 import hashlib
 import itertools
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -41,10 +40,6 @@ class EnvHost(Protocol):
         """Forget the environment and return its summary."""
         ...
 
-    def take_busy_s(self) -> float:
-        """Seconds since the last call of this method in which at least one environment was working."""
-        ...
-
 
 class LocalHost:
     """Environments in this process: the fast path of the built-in ones, which never block."""
@@ -52,7 +47,6 @@ class LocalHost:
     def __init__(self, find: Callable[[str], EnvSpec]) -> None:
         self._find = find
         self._envs: dict[str, Env] = {}
-        self._busy_s = 0.0
 
     async def start(self, episode: str, task: Task) -> tuple[Message, ...]:
         """See `EnvHost`."""
@@ -68,19 +62,11 @@ class LocalHost:
         env = self._envs.pop(episode, None)
         return self._guard(env.summary) if env else {}
 
-    def take_busy_s(self) -> float:
-        """See `EnvHost`."""
-        busy_s, self._busy_s = self._busy_s, 0.0
-        return busy_s
-
     def _guard(self, call: Callable[[], _T]) -> _T:
-        begun = time.perf_counter()
         try:
             return call()
         except Exception as error:  # the supervised border of an episode: the error becomes data
             raise EnvFault(kind="raised", message=f"{type(error).__name__}: {error}") from error
-        finally:
-            self._busy_s += time.perf_counter() - begun
 
 
 @dataclass(frozen=True, kw_only=True)

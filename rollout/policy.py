@@ -30,10 +30,6 @@ class Engine(Policy, Protocol):
         """The new weights are loaded: forget every cached prefix of the old ones and count tokens as `version` from now on."""
         ...
 
-    def prefix_hit_rate(self) -> float | None:
-        """Share of prompt tokens since the last call that were found in the prefix cache; None if nothing was asked."""
-        ...
-
     def close(self) -> None:
         """Stop the engine."""
         ...

@@ -29,6 +29,7 @@ class Completion:
 
     Example: `Completion(token_ids=(17, 2), logp_old=(-0.7, -0.01), first_version=3, last_version=3, stopped=True)`:
     two tokens, the second of them the end of the turn, both from version 3. `stopped` is False if the budget ran out first.
+    `cached_tokens` of the prompt were found in the engine's prefix cache.
     """
 
     token_ids: tuple[int, ...]
@@ -36,6 +37,7 @@ class Completion:
     first_version: int
     last_version: int
     stopped: bool
+    cached_tokens: int = 0
 
     def __post_init__(self) -> None:
         if len(self.token_ids) != len(self.logp_old):

@@ -5,6 +5,7 @@ large byte buffers (packed), never one call a tensor. Both ends cut the buffers 
 """
 
 import socket
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -32,11 +33,23 @@ class GlooInitInfo(WeightTransferInitInfo):
 
 @dataclass
 class GlooUpdateInfo(WeightTransferUpdateInfo):
-    """What one push carries: Hugging Face names, torch dtype names and full shapes, in sending order."""
+    """What one push carries, Hugging Face names, torch dtype names and full shapes in sending order, and the seconds left for it."""
 
     names: list[str]
     dtype_names: list[str]
     shapes: list[list[int]]
+    timeout_s: float
+
+
+class Deadline:
+    """A moment after which a push is given up. Everything that the push waits for gets what is left, so no part renews it."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._end = time.monotonic() + timeout_s
+
+    def left_s(self) -> float:
+        """Seconds until then; a little more than 0 when it has passed, because 0 often means for ever."""
+        return max(self._end - time.monotonic(), 1e-3)
 
 
 def plan_chunks(sizes: Sequence[int], chunk_bytes: int) -> list[range]:
@@ -63,7 +76,7 @@ def open_store(host: str, port: int, world_size: int, timeout_s: float, *, sende
 
 
 def join_group(store: dist.TCPStore, rank: int, world_size: int, timeout_s: float) -> ProcessGroupGloo:
-    """Join the transfer group; returns when all are there. Every operation of the group ends within `timeout_s`.
+    """Join the transfer group; returns when all are there, and raises after `timeout_s`.
 
     The group belongs to nobody's default process group, so it lives beside the learner's own and vLLM's own.
     """
@@ -72,6 +85,14 @@ def join_group(store: dist.TCPStore, rank: int, world_size: int, timeout_s: floa
     loopback = store.host.startswith("127.")
     options._devices = [ProcessGroupGloo.create_device(hostname="127.0.0.1" if loopback else socket.gethostname())]
     return ProcessGroupGloo(dist.PrefixStore("weights", store), rank, world_size, options)
+
+
+def broadcast(group: ProcessGroupGloo, buffer: torch.Tensor, deadline: Deadline) -> None:
+    """Send `buffer` from rank 0 to all, or receive it. Raises `RuntimeError` at the deadline or when a peer is gone."""
+    options = dist.BroadcastOptions()
+    options.rootRank = options.rootTensor = 0
+    options.timeout = timedelta(seconds=deadline.left_s())
+    group.broadcast([buffer], options).wait()
 
 
 class GlooReceiver(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo]):
@@ -105,11 +126,12 @@ class GlooReceiver(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo]):
 
     def _receive(self, info: GlooUpdateInfo) -> Iterator[tuple[str, torch.Tensor]]:
         assert self._group is not None, "init_transfer_engine comes first"
+        deadline = Deadline(info.timeout_s)
         dtypes = [getattr(torch, name) for name in info.dtype_names]
         sizes = [dtype.itemsize * torch.Size(shape).numel() for dtype, shape in zip(dtypes, info.shapes, strict=True)]
         for chunk in plan_chunks(sizes, self._chunk_bytes):
             buffer = torch.empty(sum(sizes[i] for i in chunk), dtype=torch.uint8)
-            self._group.broadcast(buffer, 0).wait()
+            broadcast(self._group, buffer, deadline)
             offset = 0
             for i in chunk:
                 # A copy, because the layerwise reload may keep a tensor, whose bytes need not be aligned inside the buffer.

@@ -16,9 +16,7 @@ HOMES = {
     "ray": {path.as_posix() for path in FILES if path.parts[0] == "cluster"},
     "deepspeed": {"learner/engine.py"},
     "vllm": {
-        "rollout/engine_async.py",
-        "rollout/engine_inprocess.py",
-        "rollout/engine_params.py",
+        "rollout/vllm_parts.py",
         "rollout/weight_receiver.py",
         "cluster/weights.py",
     },

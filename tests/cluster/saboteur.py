@@ -1,5 +1,7 @@
 """A learner rank whose pushes go wrong on demand; everything about it is real but the fault."""
 
+import os
+import signal
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
@@ -9,16 +11,23 @@ from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
 from cluster.workers import LearnerRank
 from envs.metrics import Metric
 
-Fault = Literal["none", "flip", "skip"]
+Fault = Literal["none", "flip", "skip", "stop", "kill"]
 
 
 class Saboteur(LearnerRank):
-    """`flip` changes a few bytes of one tensor on the wire, `skip` says that a push was done and sends nothing."""
+    """`flip` changes a few bytes of one tensor on the wire, `skip` says that a push was done and sends nothing, `stop` and `kill`
+    do that to the process `victim` while the weights are on their way."""
 
     fault: Fault = "none"
+    victim: int | None = None
 
-    def sabotage(self, fault: Fault) -> None:
-        self.fault = fault
+    def sabotage(self, fault: Fault, victim: int | None = None) -> None:
+        self.fault, self.victim = fault, victim
+
+    def strike(self) -> None:
+        if self._rank == 0 and self.victim is not None:
+            os.kill(self.victim, signal.SIGSTOP if self.fault == "stop" else signal.SIGKILL)
+            self.victim = None
 
     def connect(self, generators: Sequence[Any], backend: str) -> None:
         super().connect(generators, backend)
@@ -43,6 +52,7 @@ class _Flipping(WeightSource):
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, weight in self._source:
+            self._rank.strike()
             if self._rank.fault == "flip" and name == "model.layers.0.mlp.down_proj.weight":
                 weight = weight.clone()
                 weight.view(torch.uint8)[0, :64] ^= 0x01

@@ -161,6 +161,15 @@ def test_episodes_that_a_limit_cuts_are_mentioned() -> None:
     assert "are cut by a token limit and end as out_of_tokens" in advice and "rollout.max_context_tokens=40" in advice
 
 
+def test_episodes_that_have_to_queue_for_the_engine_are_mentioned() -> None:
+    from cluster.before_start import check_before_start
+
+    many = ["rollout.groups_per_step=33", "rollout.group_size=16", "learner.minibatches=3"]
+    (advice,) = check_before_start(load_config(RECIPE, [*many, "cluster.generators=2"]))
+    assert "a step gives a generator 272 episodes, but it samples generator.max_num_seqs=256 at" in advice
+    assert check_before_start(load_config(RECIPE, [*many, "cluster.generators=2", "generator.max_num_seqs=272"])) == []
+
+
 def test_a_folder_in_use_is_never_written(capsys: pytest.CaptureFixture[str]) -> None:
     Path("thesis").mkdir()
     Path("thesis/chapter.txt").write_text("two years of work")

@@ -180,7 +180,7 @@ def test_a_run_of_which_almost_nothing_is_known_still_has_a_report(tmp_path: Pat
     assert "No times were measured" in page and "No trajectories were saved" in page
     out = io.StringIO()
     Console(file=out).print(summary_table({}))
-    assert out.getvalue().count("–") == 8  # noqa: RUF001
+    assert out.getvalue().count("–") == 9  # noqa: RUF001
 
 
 def test_time_inside_another_time_is_counted_once() -> None:

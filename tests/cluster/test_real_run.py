@@ -1,6 +1,7 @@
 """Whole runs on real parts: Ray actors, vLLM, DeepSpeed, the weight push, on the CPU."""
 
 import io
+import itertools
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from rich.console import Console
@@ -26,10 +28,11 @@ from cluster.load_config import load_config
 from cluster.loop import Training, train
 from cluster.prepare import prepare_model
 from cluster.run_folder import RunFolder
-from cluster.sample import finish_sampling
+from cluster.sample import Sampled, finish_sampling, start_sampling
 from cluster.sinks import read_metrics
 from cluster.supervise import run_training
 from cluster.transcripts import read_trajectories
+from rollout.generator import GroupRequest
 from tests.cluster import hanging
 from tests.cluster.processes import alive, left, marked
 from tests.cluster.saboteur import Fault, Saboteur
@@ -49,6 +52,9 @@ TINY = (
 )
 
 
+PUSH_S = 10
+
+
 def tiny(*overrides: str) -> RunConfig:
     return load_config("number-search-tiny", [*TINY, *overrides])
 
@@ -58,11 +64,14 @@ def quiet(steps: int) -> LiveView:
 
 
 class Live:
-    """A run of two generators and two learner ranks that goes on as long as the tests want, step by step."""
+    """A run that goes on as long as the tests want, step by step; of two generators and two learner ranks, unless told otherwise."""
 
-    def __init__(self, path: Path, stack: ExitStack) -> None:
+    def __init__(self, path: Path, stack: ExitStack, *overrides: str) -> None:
         # An untrained policy never succeeds, so that only the entropy bonus moves it.
-        self.config = tiny("cluster.generators=2", "cluster.learners=2", "learner.zero_stage=2", "steps=2", "algorithm.entropy_coef=0.1")
+        # The tied head and the MLP are the parts that a push can get wrong: the first by vLLM, the second by ZeRO-3, which shards it.
+        shape = ("model.tiny.tie_embeddings=true", "model.tiny.intermediate_size=256", "algorithm.entropy_coef=0.1")
+        processes = ("cluster.generators=2", "cluster.learners=2", "learner.zero_stage=3", f"cluster.push_timeout_s={PUSH_S}")
+        self.config = tiny(*shape, *processes, "steps=2", *overrides)
         self.mark = stack.enter_context(marked())
         self.stack = stack.enter_context(ExitStack())
         stack.enter_context(pytest.MonkeyPatch.context()).setattr(actors, "LearnerRank", Saboteur)
@@ -74,13 +83,18 @@ class Live:
         self.training.start()
 
     def learn(self) -> None:
-        training = self.training
-        with training.timed("generate"):
-            sampled = finish_sampling(training.sample(1), self.config, "sampling")
-        training.learn(1, sampled)
+        self.training.learn(1, self.sampled(self.training.sample(1)))
 
-    def sabotage(self, fault: Fault) -> None:
-        self.cluster.learn(lambda rank: rank.sabotage.remote(fault), "sabotage")
+    def sampled(self, calls: list[Any]) -> Sampled:
+        return finish_sampling(calls, self.config, "sampling")
+
+    def sabotage(self, fault: Fault, victim: psutil.Process | None = None) -> None:
+        self.cluster.learn(lambda rank: rank.sabotage.remote(fault, victim and victim.pid), "sabotage")
+
+    def generators(self) -> list[psutil.Process]:
+        """The processes of the generators that are running."""
+        found = [process for process in alive(self.mark) if process.cmdline()[0].startswith("ray::Generator")]
+        return [process for process in found if process.status() != psutil.STATUS_STOPPED]
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +114,7 @@ def test_every_generator_is_the_learner_after_every_push(live: Live) -> None:
     assert max_abs_diff(last.generators[0], last.generators[1]) < 1e-6
     assert max(max_abs_diff(last.learner, scores) for scores in last.generators) < 1e-5
     assert 0 < summary["sync/probe_max_abs_diff_worst"] < 1e-5
+    assert 0.5 < summary["memory/total_gib"] <= summary["memory/peak_gib"], "four processes that hold torch at the least"
     ranks = live.cluster.learn(lambda rank: rank.score.remote(training.probe), "scoring")
     assert ranks[0] == ranks[1]
 
@@ -129,9 +144,42 @@ def test_a_push_that_goes_wrong_stops_the_run(live: Live, fault: Fault, reason: 
     live.training.push()
 
 
+def test_the_synchronous_loop_refuses_samples_of_older_weights(live: Live) -> None:
+    training = live.training
+    old = live.sampled(training.sample(1))
+    training.push()
+    with pytest.raises(AttestationError, match=rf"were not sampled by version {training.version} of the weights.* missed a push"):
+        training.learn(1, old)
+
+
+def test_of_a_batch_that_lives_through_a_push_the_newest_tokens_are_compared(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    training = live.training
+    live.learn()
+    requests = [GroupRequest(task=task, group=number, size=64) for number, task in enumerate(itertools.islice(training.tasks, 8))]
+    calls = start_sampling(live.cluster.generators, requests, seed=3)
+    training.push()
+    sampled = live.sampled(calls)
+    lagging = live.config.cluster.model_copy(update={"max_lag": 1})
+    monkeypatch.setattr(training, "config", live.config.model_copy(update={"cluster": lagging}))
+    metrics = training.learn(1, sampled)
+    first_step = [t for group in sampled.groups[: 8 // live.config.learner.minibatches] for t in group.trajectories]
+    newest = [turn for t in first_step for turn in t.turns if turn.first_version == turn.last_version == training.version]
+    assert metrics["sync/compared_tokens"] == sum(len(turn.token_ids) for turn in newest) > 0
+    assert metrics["sync/sampler_learner_gap"] < 1e-4
+    training.push()
+
+
+def test_a_push_to_a_generator_that_hangs_ends_at_its_deadline(live: Live) -> None:
+    live.sabotage("stop", live.generators()[0])
+    begun = time.monotonic()
+    with pytest.raises(RunError, match=rf"cluster\.push_timeout_s={PUSH_S} s of its start: generator \d had not finished update_weights"):
+        live.training.push()
+    assert PUSH_S - 1 < time.monotonic() - begun < PUSH_S + 5
+    live.sabotage("none")
+
+
 def test_a_killed_generator_is_a_clear_error_and_nothing_is_left_behind(live: Live) -> None:
-    victim = next(process for process in alive(live.mark) if process.cmdline()[0].startswith("ray::Generator"))
-    victim.kill()
+    live.generators()[0].kill()
     begun = time.monotonic()
     with pytest.raises(RunError, match="sampling: a process died"):
         live.learn()
@@ -139,6 +187,18 @@ def test_a_killed_generator_is_a_clear_error_and_nothing_is_left_behind(live: Li
     assert len(alive(live.mark)) > 3
     live.stack.close()
     assert left(live.mark) == []
+
+
+def test_a_generator_that_dies_during_a_push_is_a_clear_error_and_nothing_is_left_behind(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        live = Live(tmp_path / "run", stack, "cluster.generators=1", "cluster.learners=1", "learner.zero_stage=0")
+        live.sabotage("kill", live.generators()[0])
+        begun = time.monotonic()
+        with pytest.raises(RunError, match="a generator died during the weight push, in update_weights"):
+            live.training.push()
+        assert time.monotonic() - begun < PUSH_S
+        live.stack.close()
+        assert left(live.mark) == []
 
 
 def test_a_hanging_environment_costs_its_group_and_not_the_step(tmp_path: Path) -> None:

@@ -42,9 +42,6 @@ class WorkerHost:
     async def close(self, episode: str) -> Mapping[str, float]:
         return await self._worker.finish(episode)
 
-    def take_busy_s(self) -> float:
-        return 0.0
-
 
 async def groups(words: Sequence[str], host: EnvHost, size: int) -> list[Group | GroupFailure]:
     """One group a word, all at the same time, each of whose members writes its word every turn."""
@@ -102,6 +99,17 @@ def worker_of_ray() -> Iterator[Any]:
         yield from start_env_workers(load_config("number-search-tiny", ["cluster.env_workers=1"]))
     finally:
         ray.shutdown()
+
+
+def test_a_worker_answers_while_more_calls_wait_than_ray_runs_by_default(worker_of_ray: Any) -> None:
+    processes = ray.get(worker_of_ray.ready.remote())
+    busy = [f"busy{number}" for number in range(processes)]
+    ray.get([worker_of_ray.start.remote(name, TASK) for name in busy])
+    waiting = [worker_of_ray.step.remote(name, "slow 20") for name in busy]
+    waiting += [worker_of_ray.start.remote(f"waiting{number}", TASK) for number in range(1200)]
+    assert ray.get(worker_of_ray.ready.remote(), timeout=10) == processes
+    done, _ = ray.wait(waiting, num_returns=len(waiting), timeout=0)
+    assert not done
 
 
 def test_a_worker_that_dies_is_started_again_and_its_episodes_are_played_again(worker_of_ray: Any) -> None:

@@ -171,6 +171,7 @@ def test_the_gap_is_the_largest_difference_of_an_on_policy_token(models: dict[bo
         step = rows(whole, 0, len(logp_BT))
         metrics = one.train_step([type(step)(**{**vars(step), "logp_old_BT": logp_BT, "on_policy_BT": mask_BT})])
         one.close()
+        assert metrics["sync/compared_tokens"].value == int(mask_BT.sum())
         if mask_BT.any():
             assert metrics["sync/sampler_learner_gap"].value == pytest.approx(0.25, abs=1e-5)
         else:

@@ -90,10 +90,6 @@ async def score(engine: Engine, rows: Sequence[tuple[int, ...]]) -> list[tuple[f
     return list(await asyncio.gather(*(engine.score(row) for row in rows)))
 
 
-async def prefix_hit_rate(engine: Engine) -> float | None:
-    return engine.prefix_hit_rate()
-
-
 async def weights_rpc(engine: Engine, method: str, payload: Mapping[str, Any]) -> None:
     await engine.weights_rpc(method, **payload)
 
@@ -108,7 +104,7 @@ async def go_on_without_commit(engine: Any) -> None:
 
 
 async def begin(engine: Any, prompt: tuple[int, ...], sampling: Sampling, tokens: int) -> None:
-    """Begin a turn and return once it has `tokens` tokens; `finish` waits for it."""
+    """Begin a turn and return once it is asked for and has `tokens` tokens; `finish` waits for it."""
     engine.begun = asyncio.create_task(engine.generate(prompt, sampling))
     while not (engine._pending and len(next(iter(engine._pending.values())).token_ids) >= tokens):
         await asyncio.sleep(0)

@@ -70,6 +70,3 @@ class ProcessHost:
 
     async def close(self, episode: str) -> Mapping[str, float]:
         return await self._call(self._process.close, episode)
-
-    def take_busy_s(self) -> float:
-        return 0.0

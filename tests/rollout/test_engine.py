@@ -129,13 +129,10 @@ def test_scores_are_those_of_transformers_cached_or_not(either: Pair) -> None:
 
 
 def test_siblings_share_their_prompt(pair: Pair) -> None:
-    pair.engine(engine_process.prefix_hit_rate)
     before = prompt(64 + 1, 99)
-    sample(pair, [before], seeded(1))
-    assert pair.engine(engine_process.prefix_hit_rate) == 0.0
-    sample(pair, [before] * 4, seeded(4))
-    assert pair.engine(engine_process.prefix_hit_rate) == pytest.approx(64 / 65)
-    assert pair.engine(engine_process.prefix_hit_rate) is None
+    (first,) = sample(pair, [before], seeded(1))
+    assert first.cached_tokens == 0
+    assert [sibling.cached_tokens for sibling in sample(pair, [before] * 4, seeded(4))] == [64] * 4
 
 
 def test_after_a_push_the_engine_is_the_new_model(either: Pair) -> None:
@@ -161,6 +158,18 @@ def test_without_the_reset_of_the_prefix_cache_the_engine_would_be_a_mixture(pai
     pair.engine(engine_process.commit, 3)
     (clean,) = sample(pair, [before], seeded(1))
     assert pair.gap(before, clean) < TOLERANCE
+
+
+def test_a_turn_asked_for_during_a_push_is_of_the_new_version_only(pair: Pair) -> None:
+    before = prompt(40, 8)
+    pair.push(6)
+    pair.move(seed=6)
+    pair.send()
+    pair.engine(engine_process.begin, before, Sampling(max_tokens=5, seed=3), 0)
+    pair.engine(engine_process.commit, 7)
+    completion = pair.engine(engine_process.finish)
+    assert (completion.first_version, completion.last_version) == (7, 7)
+    assert pair.gap(before, completion) < TOLERANCE
 
 
 def test_a_turn_that_lives_through_a_push_goes_on_as_the_new_model(pair: Pair) -> None:

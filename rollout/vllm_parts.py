@@ -1,5 +1,9 @@
-"""What vLLM is told: the arguments of an engine, and the parameters of a request."""
+"""Everything that is made of vLLM's own names: its engines, their arguments, and requests. The engines' drivers import none.
 
+vLLM is imported inside the functions, because it reads its environment at import (see `rollout.engine`).
+"""
+
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rollout.config import GeneratorConfig
@@ -43,6 +47,39 @@ def engine_arguments(model: str, max_model_len: int, config: GeneratorConfig, *,
     else:
         arguments["kv_cache_memory_bytes"] = int(config.kv_cache_gib * 2**30)
     return arguments
+
+
+def llm_engine(arguments: Mapping[str, Any]) -> Any:
+    """vLLM's LLMEngine, whose core lives in this process if `VLLM_ENABLE_V1_MULTIPROCESSING` is 0."""
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    return LLMEngine.from_engine_args(EngineArgs(**arguments))
+
+
+def async_llm(arguments: Mapping[str, Any]) -> Any:
+    """vLLM's AsyncLLM, whose core lives in a process of its own."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+
+
+def core_request(name: str, token_ids: Sequence[int], params: Any) -> Any:
+    """A request as the engine core takes it, past vLLM's text layers."""
+    from vllm.v1.engine import EngineCoreRequest
+
+    return EngineCoreRequest(
+        request_id=name,
+        prompt_token_ids=list(token_ids),
+        sampling_params=params,
+        arrival_time=0.0,  # orders nothing: all requests have one priority, and the scheduler takes them as they come
+        mm_features=None,
+        pooling_params=None,
+        lora_request=None,
+        cache_salt=None,
+        data_parallel_rank=None,
+    )
 
 
 def sampling_params(sampling: Sampling, end_id: int | None) -> Any:
