@@ -94,7 +94,7 @@ def train(
     pickaxe train my-recipe.yaml seed=1
     """
     from cluster.load_config import load_config
-    from cluster.run_dir import check_free, claim
+    from cluster.run_folder import check_free, claim
 
     config = load_config(recipe, overrides or [])
     if run_dir is not None:

@@ -16,8 +16,7 @@ from cluster.interrupt import terminated_as_interrupted
 from cluster.load_config import load_config, override_config
 from cluster.numbers import fixed, number
 from cluster.prepare import eval_tasks
-from cluster.run_dir import MARK
-from cluster.run_folder import last_checkpoint
+from cluster.run_folder import MARK, last_checkpoint
 from cluster.sample import evaluate
 from cluster.scores import scores
 from envs.errors import InputError

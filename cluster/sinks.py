@@ -1,7 +1,6 @@
 """Where the metrics of a step go: metrics.jsonl (the source of truth), TensorBoard, and one optional tracker.
 
-Every step is one line of metrics.jsonl, written and flushed at once, so that a killed run loses at most the line it was
-writing. A resumed run appends: a line of step s replaces everything from step s on that was written before it.
+Every step is one line of metrics.jsonl, written and flushed at once, so that a killed run loses at most the line it was writing.
 """
 
 import importlib
@@ -11,8 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
-
-from torch.utils.tensorboard import SummaryWriter
 
 from envs.errors import InputError
 
@@ -38,9 +35,10 @@ class MetricSink:
         self._run_dir = Path(run_dir)
         self._run_dir.mkdir(parents=True, exist_ok=True)
         self._tracker = _open_tracker(tracker, self._run_dir, project, run_name or self._run_dir.name, dict(config_dict or {}))
-        _drop_torn_tail(self._run_dir / _FILE)
-        self._jsonl = (self._run_dir / _FILE).open("a", encoding="utf-8")
-        self._tensorboard: SummaryWriter | None = None
+        self._jsonl = (self._run_dir / _FILE).open("w", encoding="utf-8")
+        from torch.utils.tensorboard import SummaryWriter  # seconds to import: only those who write metrics pay for it
+
+        self._tensorboard = SummaryWriter(str(self._run_dir / "tensorboard"), flush_secs=10)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append the metrics of one step.
@@ -52,9 +50,6 @@ class MetricSink:
         line = json.dumps({"step": step} | {name: finite.get(name) for name in values}, allow_nan=False)
         self._jsonl.write(line + "\n")
         self._jsonl.flush()
-        if self._tensorboard is None:
-            # Only the first step tells where a resumed run begins; older events from there on are purged.
-            self._tensorboard = SummaryWriter(str(self._run_dir / "tensorboard"), purge_step=step, flush_secs=10)
         for name, value in finite.items():
             self._tensorboard.add_scalar(name, value, step)
         if self._tracker is not None:
@@ -63,9 +58,7 @@ class MetricSink:
     def close(self) -> None:
         """Flush and close everything; a second call does nothing."""
         self._jsonl.close()
-        if self._tensorboard is not None:
-            self._tensorboard.close()
-            self._tensorboard = None
+        self._tensorboard.close()
         if self._tracker is not None:
             self._tracker.finish()
             self._tracker = None
@@ -80,9 +73,8 @@ class MetricSink:
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     """The steps of a run in order, each with "step" and its metrics; null values are None.
 
-    A torn last line (the run was killed while it wrote) is left out. Where a run was resumed from an earlier step, the
-    steps of the resumed run replace the older ones. Raises `InputError` if there is no metrics.jsonl or another line of it
-    is not a JSON object with a step.
+    A torn last line (the run was killed while it wrote) is left out. Raises `InputError` if there is no metrics.jsonl or
+    another line of it is not a JSON object with a step.
     """
     path = Path(run_dir) / _FILE
     if not path.is_file():
@@ -97,8 +89,6 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
             if position == len(lines) - 1:
                 break
             raise InputError(f"line {position + 1} of {path} is {line[:60]!r}; expected a JSON object with a step. Delete that line")
-        while records and records[-1]["step"] >= record["step"]:
-            records.pop()
         records.append(record)
     return records
 
@@ -109,16 +99,6 @@ def _record(line: str) -> dict[str, Any] | None:
     except json.JSONDecodeError:
         return None
     return record if isinstance(record, dict) and isinstance(record.get("step"), int) else None
-
-
-def _drop_torn_tail(path: Path) -> None:
-    """Cut a line without its newline, or the next line would be glued to it."""
-    if not path.is_file():
-        return
-    content = path.read_bytes()
-    if content and not content.endswith(b"\n"):
-        with path.open("rb+") as file:
-            file.truncate(content.rfind(b"\n") + 1)
 
 
 def _open_tracker(tracker: str, run_dir: Path, project: str, run_name: str, config_dict: dict[str, Any]) -> Any:

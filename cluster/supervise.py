@@ -4,7 +4,7 @@ import logging
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -33,9 +33,12 @@ def run_training(
     `advice` is what `cluster.before_start` had to say; it is repeated where it stays in view. Raises `InputError`, with nothing left
     behind, for what a person can put right before the run has begun.
     """
-    folder = RunFolder.create(run_dir, config, overwrite=overwrite)
     console, begun = Console(), time.perf_counter()
-    with _logging_to(folder.path / "log.txt"), terminated_as_interrupted():
+    with (
+        closing(RunFolder.create(run_dir, config, overwrite=overwrite)) as folder,
+        _logging_to(folder.path / "log.txt"),
+        terminated_as_interrupted(),
+    ):
         _log.info("recipe %s, overrides %s, %s", recipe, list(overrides), ", ".join(f"{name} {version(name)}" for name in _VERSIONS))
         try:
             summary = _train(config, recipe, folder, advice, console)

@@ -16,7 +16,7 @@ import yaml
 from cluster.cli import main
 from cluster.interrupt import handlers_kept, terminated_as_interrupted, uninterrupted
 from cluster.load_config import load_config, recipe_names
-from cluster.run_dir import claim
+from cluster.run_folder import claim
 from envs.errors import InputError
 
 RECIPE = "number-search-tiny"
@@ -193,12 +193,6 @@ def test_evaluating_an_unfinished_run_says_so(capsys: pytest.CaptureFixture[str]
     Path("run").mkdir()
     Path("run/config.yaml").write_text("steps: 1")
     assert "has no exported policy under checkpoints/" in refused(["eval", "run"], capsys)
-
-
-def test_runs_are_numbered_by_the_first_free_number() -> None:
-    assert [claim("a"), claim("a"), claim("b")] == [Path("runs/a-1"), Path("runs/a-2"), Path("runs/b-1")]
-    Path("runs/a-1").rmdir()
-    assert claim("a") == Path("runs/a-1")
 
 
 def test_recipes_are_the_shipped_files_and_all_are_valid(capsys: pytest.CaptureFixture[str]) -> None:

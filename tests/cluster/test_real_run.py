@@ -252,19 +252,17 @@ def test_the_asynchronous_engine_trains_too(tmp_path: Path) -> None:
     assert turns and all(1 <= first <= last <= 2 for first, last in (turn["versions"] for turn in turns))
 
 
+def started(run: Path, *overrides: str) -> subprocess.Popen[str]:
+    """`pickaxe train` of a tiny run, in a session of its own, because a terminal sends Ctrl-C to the whole group of processes."""
+    program = [sys.executable, "-c", "from cluster.cli import main; main()"]
+    arguments = ["train", "number-search-tiny", *TINY, *overrides, f"--run-dir={run}"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.Popen([*program, *arguments], env=environment, start_new_session=True, stdout=subprocess.PIPE, text=True)
+
+
 @pytest.mark.parametrize("moment", ["starting", pytest.param("training", marks=pytest.mark.slow)])
 def test_ctrl_c_leaves_no_process_behind(tmp_path: Path, moment: str) -> None:
     run = tmp_path / "run"
-    command = [
-        sys.executable,
-        "-c",
-        "from cluster.cli import main; main()",
-        "train",
-        "number-search-tiny",
-        *TINY,
-        "steps=100000",
-        f"--run-dir={run}",
-    ]
 
     def reached(mark: str) -> bool:
         if moment == "starting":
@@ -272,9 +270,7 @@ def test_ctrl_c_leaves_no_process_behind(tmp_path: Path, moment: str) -> None:
         return len(read_metrics(run)) > 3 if (run / "metrics.jsonl").is_file() else False
 
     with marked() as mark:
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-        # A session of its own, because a terminal sends Ctrl-C to the whole group of processes.
-        process = subprocess.Popen(command, env=environment, start_new_session=True, stdout=subprocess.PIPE, text=True)
+        process = started(run, "steps=100000")
         try:
             deadline = time.monotonic() + 120
             while not reached(mark):
@@ -289,3 +285,16 @@ def test_ctrl_c_leaves_no_process_behind(tmp_path: Path, moment: str) -> None:
             process.kill()
             for survivor in alive(mark):
                 survivor.kill()
+
+
+@pytest.mark.slow
+def test_two_runs_at_the_same_time_do_not_meet(tmp_path: Path) -> None:
+    with marked() as mark:
+        runs = [started(tmp_path / str(seed), f"seed={seed}", "steps=2", "eval.every=2") for seed in (1, 2)]
+        for run in runs:
+            run.communicate(timeout=500)
+        assert [run.returncode for run in runs] == [0, 0]
+        assert left(mark) == []
+    for seed in (1, 2):
+        assert json.loads((tmp_path / str(seed) / "summary.json").read_text())["seed"] == seed
+        assert [step["step"] for step in read_metrics(tmp_path / str(seed))] == [0, 1, 2]

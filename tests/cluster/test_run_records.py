@@ -29,13 +29,9 @@ def test_metrics_round_trip_with_null_for_what_json_cannot_say(tmp_path: Path) -
     assert events.Tags()["scalars"] == ["a/b"]
 
 
-def test_a_torn_last_line_is_left_out_and_cut_before_the_run_goes_on(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    path.write_text('{"step": 1, "a": 1.0}\n{"step": 2, "a": 2.0}\n{"step": 3, "a"')
-    assert [record["step"] for record in read_metrics(tmp_path)] == [1, 2]
-    with MetricSink(tmp_path) as sink:
-        sink.write(2, {"a": 20.0})
-    assert read_metrics(tmp_path) == [{"step": 1, "a": 1.0}, {"step": 2, "a": 20.0}], "a resumed step must replace the older one"
+def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "a": 1.0}\n{"step": 2, "a": 2.0}\n{"step": 3, "a"')
+    assert read_metrics(tmp_path) == [{"step": 1, "a": 1.0}, {"step": 2, "a": 2.0}]
 
 
 def test_metrics_that_are_not_metrics_are_refused_by_line(tmp_path: Path) -> None:
