@@ -10,7 +10,8 @@ import ray
 
 from cluster.config import ClusterConfig, RunConfig
 from cluster.interrupt import handlers_kept, uninterrupted
-from cluster.workers import EnvWorker, LearnerRank, RemoteHost
+from cluster.learner_rank import LearnerRank
+from cluster.workers import EnvWorker, RemoteHost
 from envs.catalog import find
 from envs.errors import InputError
 from envs.metrics import Metric

@@ -118,7 +118,6 @@ def learner(config: RunConfig, policy: str, repeats: int) -> dict[str, float]:
     """Tokens a second of one optimiser step through DeepSpeed, against a bare PyTorch loop on the same padded batch."""
     import torch
 
-    from cluster.weights import free_port
     from learner.batch import optimizer_steps
     from learner.config import AlgorithmConfig
     from learner.credit import initial_baseline
@@ -140,7 +139,7 @@ def learner(config: RunConfig, policy: str, repeats: int) -> dict[str, float]:
             current_version=0,
         )
         (micro_batches,) = step.micro_batches
-        ours = Learner(policy, config.learner, algorithm, total_steps=1000, port=free_port("127.0.0.1"))
+        ours = Learner(policy, config.learner, algorithm, total_steps=1000)
         lm = load_model(policy, torch.float32).train()
         adam = torch.optim.AdamW(lm.parameters(), lr=config.learner.lr, betas=config.learner.betas)
 

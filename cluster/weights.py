@@ -27,7 +27,7 @@ class PushError(RuntimeError):
     """A generator died during a push or was not done by its deadline."""
 
 
-def free_port(host: str) -> int:
+def _free_port(host: str) -> int:
     """A TCP port that was free a moment ago."""
     with socket.socket() as probe:
         probe.bind((host, 0))
@@ -229,6 +229,10 @@ def open_sender(
         )
     else:
         info = NCCLTrainerInitInfo(
-            rank=rank, master_address=host, master_port=free_port(host), world_size=world_size, packed_buffer_size_bytes=chunk_bytes
+            rank=rank,
+            master_address=host,
+            master_port=_free_port(host) if rank == 0 else 0,  # the sender binds it at once, the other ranks never look at it
+            world_size=world_size,
+            packed_buffer_size_bytes=chunk_bytes,
         )
     return WeightTransferTrainerFactory.trainer_init(info, client=client, source=source)

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore, Store
 
 from envs.errors import InputError
 from learner.config import LearnerConfig
@@ -56,8 +57,9 @@ def learning_rate(config: LearnerConfig, step: int, total_steps: int) -> float:
             return config.lr
 
 
-def join(rank: int, world_size: int, address: str, port: int, timeout_s: float) -> torch.device:
-    """Join the process group of all ranks (gloo on CPU, nccl on GPU) and return this rank's device.
+def join(rank: int, world_size: int, store: Store | None, timeout_s: float) -> torch.device:
+    """Join the process group of all ranks (gloo on CPU, nccl on GPU), who meet in `store` (one rank needs none), and
+    return this rank's device.
 
     Every collective has the deadline `timeout_s`, so that a dead peer is an error and not a hang. Does nothing but check
     if this process is in a group already. Raises `InputError` if that group is another one.
@@ -70,22 +72,18 @@ def join(rank: int, world_size: int, address: str, port: int, timeout_s: float) 
         # The only op that DeepSpeed would compile here is a shared-memory collective for inference, which is never called.
         deepspeed.ops.__compatible_ops__ = {}
     # DeepSpeed reads these whatever is passed to it.
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), MASTER_ADDR=address, MASTER_PORT=str(port))
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size))
     os.environ.setdefault("LOCAL_RANK", str(device.index or 0))
     if dist.is_initialized() and (dist.get_rank(), dist.get_world_size()) != (rank, world_size):
         raise InputError(
             f"this process is rank {dist.get_rank()} of {dist.get_world_size()} already, it cannot become rank {rank} of {world_size}; "
             "close the first learner, or use another process"
         )
-    deepspeed.init_distributed(
-        dist_backend="nccl" if device.type == "cuda" else "gloo",
-        init_method=f"tcp://{address}:{port}",
-        rank=rank,
-        world_size=world_size,
-        timeout=timedelta(seconds=timeout_s),
-        auto_mpi_discovery=False,
-        verbose=False,
-    )
+    backend, timeout = "nccl" if device.type == "cuda" else "gloo", timedelta(seconds=timeout_s)
+    if not dist.is_initialized():
+        bound = device if device.type == "cuda" and world_size > 1 else None  # a lone rank has no peer to bind a communicator to
+        dist.init_process_group(backend, store=store or HashStore(), rank=rank, world_size=world_size, timeout=timeout, device_id=bound)
+    deepspeed.init_distributed(dist_backend=backend, timeout=timeout, auto_mpi_discovery=False, verbose=False)
     return device
 
 

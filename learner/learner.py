@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from safetensors.torch import load_model as read_weights
 from safetensors.torch import save_model as write_weights
+from torch.distributed.distributed_c10d import Store
 
 from envs.errors import InputError
 from envs.metrics import Metric, Reduction, reduce_metrics
@@ -39,7 +40,8 @@ class Learner:
 
     Example, one rank: `learner = Learner("model", config, algorithm, temperature=1.0, total_steps=100)`, then
     `learner.train_step(step.micro_batches[0])` for each `OptimizerStep`. `temperature` is the sampler's; log-probs are taken
-    at it. `timeout_s` is the deadline of every collective. Raises `InputError` for a bad model, method or combination.
+    at it. Several ranks meet in `store`. `timeout_s` is the deadline of every collective. Raises `InputError` for a bad model,
+    method or combination.
     """
 
     def __init__(
@@ -53,8 +55,7 @@ class Learner:
         seed: int = 0,
         rank: int = 0,
         world_size: int = 1,
-        address: str = "127.0.0.1",
-        port: int = 29500,
+        store: Store | None = None,
         timeout_s: float = 600.0,
     ) -> None:
         torch.manual_seed(seed)
@@ -67,7 +68,7 @@ class Learner:
         self._base: dict[str, torch.Tensor] = {}
         value = algorithm.value if resolve(algorithm).needs_value else None
         self._policy = self._load(config.gradient_checkpointing, value).train()
-        self._device = join(rank, world_size, address, port, timeout_s)
+        self._device = join(rank, world_size, store, timeout_s)
         self._engine = Engine(self._policy, config, self._device)
         self.begin(algorithm, config, total_steps)
 

@@ -82,8 +82,7 @@ def join_group(store: dist.TCPStore, rank: int, world_size: int, timeout_s: floa
     """
     options = ProcessGroupGloo._Options()
     options._timeout = timedelta(seconds=timeout_s)
-    loopback = store.host.startswith("127.")
-    options._devices = [ProcessGroupGloo.create_device(hostname="127.0.0.1" if loopback else socket.gethostname())]
+    options._devices = [ProcessGroupGloo.create_device(hostname=_own_address(store.host, store.port))]
     return ProcessGroupGloo(dist.PrefixStore("weights", store), rank, world_size, options)
 
 
@@ -93,6 +92,14 @@ def broadcast(group: ProcessGroupGloo, buffer: torch.Tensor, deadline: Deadline)
     options.rootRank = options.rootTensor = 0
     options.timeout = timedelta(seconds=deadline.left_s())
     group.broadcast([buffer], options).wait()
+
+
+def _own_address(host: str, port: int) -> str:
+    """This machine's address on the network that leads to `host`: a machine's name may lead to an address that only it can reach."""
+    family, *_, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(target)  # sends nothing
+        return str(probe.getsockname()[0])
 
 
 class GlooReceiver(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo]):

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
 
-from cluster.workers import LearnerRank
+from cluster.learner_rank import LearnerRank
 from envs.metrics import Metric
 
 Fault = Literal["none", "flip", "skip", "stop", "kill"]

@@ -1,11 +1,12 @@
 """Data, reference step and worker process of the engine tests; a module of its own, because a spawned process imports it."""
 
-import socket
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
@@ -128,21 +129,15 @@ def value_steps(learner: Learner, sizes: list[int], rank: int, world_size: int) 
     }
 
 
-def value_learner(model: str, zero_stage: int, port: int, algorithm: AlgorithmConfig = ACTOR_CRITIC, **place: int) -> Learner:
+def value_learner(model: str, zero_stage: int, algorithm: AlgorithmConfig = ACTOR_CRITIC, **place: Any) -> Learner:
     """A learner for `value_steps`; a micro-batch of judged rows holds two of them."""
     config = sgd(zero_stage).model_copy(update={"lr": VALUE_LR, "micro_batch_tokens": 2 * LENGTH})
-    return Learner(model, config, algorithm, total_steps=2, port=port, timeout_s=60, **place)
+    return Learner(model, config, algorithm, total_steps=2, timeout_s=60, **place)
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports of this machine that nobody listens on."""
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
+def place(rank: int, world_size: int, out: Path, meeting: str) -> dict[str, Any]:
+    """Where a rank of a `Learner` is: the ranks meet in a file, a new one for every group."""
+    return {"rank": rank, "world_size": world_size, "store": dist.FileStore(str(out / f"meeting {meeting}"), world_size)}
 
 
 def sgd(zero_stage: int, max_grad_norm: float = 0.0) -> LearnerConfig:
@@ -160,11 +155,11 @@ def cases(models: dict[bool, str], world_size: int) -> list[tuple[str, str, int,
     ]
 
 
-def run_rank(rank: int, world_size: int, models: dict[bool, str], ports: list[int], out: Path) -> None:
+def run_rank(rank: int, world_size: int, models: dict[bool, str], out: Path) -> None:
     """Take every case's step as one rank, between two looks at log-probs, and once more from the same base; keep what came out."""
     results = {}
-    for (name, model, stage, clip, sizes), port in zip(cases(models, world_size), ports, strict=False):
-        learner = Learner(model, sgd(stage, clip), REINFORCE, total_steps=1, rank=rank, world_size=world_size, port=port, timeout_s=60)
+    for name, model, stage, clip, sizes in cases(models, world_size):
+        learner = Learner(model, sgd(stage, clip), REINFORCE, total_steps=1, timeout_s=60, **place(rank, world_size, out, name))
         probe = batch().token_ids_BT[:2].tolist()
         before = learner.logprobs(probe)
         learner.begin(REINFORCE, sgd(stage, clip), 1, "mark")
@@ -180,15 +175,15 @@ def run_rank(rank: int, world_size: int, models: dict[bool, str], ports: list[in
         results[name] = (weights, shapes, metrics, before, after, restarted, again)
         learner.close()
     torch.save(results, out / f"rank{rank}.pt")
-    learner = value_learner(models[True], 3, ports[-2], rank=rank, world_size=world_size)
+    learner = value_learner(models[True], 3, **place(rank, world_size, out, "value"))
     torch.save(value_steps(learner, SPLITS[world_size][-1], rank, world_size), out / f"value{rank}.pt")
     learner.close()
 
 
-def run_rank_then_fall_silent(rank: int, world_size: int, models: dict[bool, str], ports: list[int], out: Path) -> None:
+def run_rank_then_fall_silent(rank: int, world_size: int, models: dict[bool, str], out: Path) -> None:
     """`run_rank`, and then rank 1 stays away from a collective: rank 0 writes down how that ends."""
-    run_rank(rank, world_size, models, ports, out)
-    learner = Learner(models[True], sgd(3), REINFORCE, total_steps=1, rank=rank, world_size=world_size, port=ports[-1], timeout_s=3)
+    run_rank(rank, world_size, models, out)
+    learner = Learner(models[True], sgd(3), REINFORCE, total_steps=1, timeout_s=3, **place(rank, world_size, out, "silent"))
     verdict = out / "silent_peer.txt"
     if rank == 0:
         started = time.monotonic()

@@ -15,7 +15,6 @@ from tests.learner.engine_cases import (
     REINFORCE,
     batch,
     cases,
-    free_ports,
     naive_logp,
     reference_step,
     rows,
@@ -35,7 +34,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, str]:
 
 
 def learner(model: str, config: LearnerConfig, algorithm: AlgorithmConfig = REINFORCE, total_steps: int = 4) -> Learner:
-    return Learner(model, config, algorithm, total_steps=total_steps, port=free_ports(1)[0])
+    return Learner(model, config, algorithm, total_steps=total_steps)
 
 
 def weights_of(one: Learner) -> dict[str, torch.Tensor]:
@@ -44,11 +43,10 @@ def weights_of(one: Learner) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_any_split_takes_the_reference_step(world_size: int, models: dict[bool, str], tmp_path: Path) -> None:
-    ports = free_ports(len(cases(models, world_size)) + 2)
     if world_size == 1:
-        run_rank(0, 1, models, ports, tmp_path)
+        run_rank(0, 1, models, tmp_path)
     else:
-        torch.multiprocessing.spawn(run_rank_then_fall_silent, args=(2, models, ports, tmp_path), nprocs=2)
+        torch.multiprocessing.spawn(run_rank_then_fall_silent, args=(2, models, tmp_path), nprocs=2)
     by_rank = [torch.load(tmp_path / f"rank{rank}.pt", weights_only=False) for rank in range(world_size)]
     for name, model, _, clip, _ in cases(models, world_size):
         expected, norm, loss = reference_step(model, lr=0.5, max_norm=clip)

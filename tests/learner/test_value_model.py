@@ -14,7 +14,6 @@ from tests.learner.engine_cases import (
     ACTOR_CRITIC,
     REINFORCE,
     batch,
-    free_ports,
     naive_logp,
     reference_value_steps,
     rows,
@@ -50,7 +49,7 @@ def check_value_steps(model: str, by_rank: list[dict], separate: bool = False) -
 @pytest.mark.parametrize("stage", range(4))
 @pytest.mark.parametrize("algorithm", [ACTOR_CRITIC, SEPARATE], ids=["shared", "separate"])
 def test_policy_and_value_take_the_reference_steps(model: str, algorithm: AlgorithmConfig, stage: int) -> None:
-    one = value_learner(model, stage, free_ports(1)[0], algorithm)
+    one = value_learner(model, stage, algorithm)
     check_value_steps(model, [value_steps(one, [3, 0, 5], 0, 1)], separate=algorithm is SEPARATE)
     one.close()
 
@@ -58,7 +57,7 @@ def test_policy_and_value_take_the_reference_steps(model: str, algorithm: Algori
 def test_only_a_separate_value_leaves_the_policys_step_alone(model: str) -> None:
     uncredited = vars(value_batch()) | {"credit_BT": torch.zeros_like(value_batch().credit_BT)}
     for algorithm, moves in ((ACTOR_CRITIC, True), (SEPARATE, False)):
-        one = value_learner(model, 0, free_ports(1)[0], algorithm)
+        one = value_learner(model, 0, algorithm)
         before = {name: weight.clone() for name, weight in one.named_weights()}
         for _ in range(2):
             one.train_step([type(batch())(**uncredited)])
@@ -73,7 +72,7 @@ def test_a_checkpoint_has_the_value_and_an_export_has_not(model: str, algorithm:
     ids, masks = value_batch().token_ids_BT.tolist(), value_batch().mask_BT.int().tolist()
 
     def built() -> Learner:
-        return Learner(model, config, algorithm, total_steps=4, port=free_ports(1)[0])
+        return Learner(model, config, algorithm, total_steps=4)
 
     straight = built()
     straight.train_step([value_batch()])
@@ -101,7 +100,7 @@ def test_regression_learns_what_the_history_tells(model: str, algorithm: Algorit
     whole = value_batch()
     target_BT = (whole.token_ids_BT[:, :1] % 2 == 0) * whole.mask_BT.double()
     parts = vars(whole) | {"credit_BT": torch.zeros_like(whole.credit_BT), "value_target_BT": target_BT}
-    one = Learner(model, LearnerConfig(lr=3e-3), algorithm, total_steps=60, port=free_ports(1)[0])
+    one = Learner(model, LearnerConfig(lr=3e-3), algorithm, total_steps=60)
     losses = [one.train_step([type(whole)(**parts)])["value/loss"].value for _ in range(60)]
     judged = one.judge(whole.token_ids_BT.tolist(), whole.mask_BT.int().tolist())
     one.close()
@@ -112,7 +111,7 @@ def test_regression_learns_what_the_history_tells(model: str, algorithm: Algorit
 
 def test_a_kl_in_the_reward_is_judged_by_the_reference_and_is_no_weight(model: str) -> None:
     algorithm = AlgorithmConfig(method="reinforce", kl_coef=0.5, kl_in="reward", kl_estimator="k1")
-    one = value_learner(model, 0, free_ports(1)[0], algorithm)
+    one = value_learner(model, 0, algorithm)
     for _ in range(2):
         one.train_step(split([8], 0, 1))
     judged = one.judge(batch().token_ids_BT.tolist(), batch().mask_BT.int().tolist())
@@ -123,7 +122,7 @@ def test_a_kl_in_the_reward_is_judged_by_the_reference_and_is_no_weight(model: s
         assert reference.ref_logp_T == pytest.approx(start_BT[number][batch().mask_BT[number]].numpy(), abs=1e-5)
     after = {name: weight.clone() for name, weight in one.named_weights()}
     one.close()
-    plain = value_learner(model, 0, free_ports(1)[0], REINFORCE)
+    plain = value_learner(model, 0, REINFORCE)
     for _ in range(2):
         plain.train_step(split([8], 0, 1))
     assert all(torch.equal(weight, after[name]) for name, weight in plain.named_weights()), "the penalty is in the credit, nowhere else"
@@ -136,7 +135,7 @@ def test_a_value_rests_in_a_phase_that_learns_none(model: str, algorithm: Algori
     config = LearnerConfig(zero_stage=stage, warmup_steps=0)
     weights = {}
     for built_with in (algorithm, REINFORCE):
-        one = Learner(model, config, built_with, total_steps=1, port=free_ports(1)[0])
+        one = Learner(model, config, built_with, total_steps=1)
         one.begin(AlgorithmConfig(method="sft"), config, 2)
         for part in (batch(), rows(batch(), 0, 4)):
             one.train_step([part])
