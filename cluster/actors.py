@@ -8,9 +8,10 @@ from typing import Any
 
 import ray
 
-from cluster.config import ClusterConfig, RunConfig
+from cluster.config import RunConfig
 from cluster.interrupt import handlers_kept, uninterrupted
 from cluster.learner_rank import LearnerRank
+from cluster.resources import check_resources, cpus, transport, usable_gpus
 from cluster.workers import EnvWorker, RemoteHost
 from envs.catalog import find
 from envs.errors import InputError
@@ -48,12 +49,13 @@ def wait(calls: Sequence[Any], timeout_s: float, what: str) -> list[Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """The handles of a run's actors and their deadlines."""
+    """The handles of a run's actors, their deadlines, and how the weights travel between them."""
 
     generators: tuple[Any, ...]
     learners: tuple[Any, ...]
     env_workers: tuple[Any, ...]
     config: RunConfig
+    transfer: str
 
     def learn(self, call: Callable[[Any], Any], what: str, timeout_s: float | None = None) -> list[Any]:
         """Call every learner rank at the same time and wait for all, by default for `cluster.step_timeout_s`."""
@@ -93,7 +95,6 @@ def running(config: RunConfig, model: str, *, learners: bool = True) -> Iterator
 
 
 def _start_ray(config: RunConfig) -> None:
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     if config.cluster.address:
         ray.init(address=config.cluster.address, log_to_driver=False, logging_level="ERROR")
         return
@@ -101,7 +102,7 @@ def _start_ray(config: RunConfig) -> None:
     ray.init(
         address="local",
         # Ray's CPUs are bookkeeping: a small machine may run more processes than it has cores.
-        num_cpus=max(os.cpu_count() or 1, _cpus(sizes)),
+        num_cpus=max(os.cpu_count() or 1, cpus(sizes)),
         object_store_memory=256 * 2**20,
         include_dashboard=False,
         log_to_driver=False,
@@ -110,15 +111,13 @@ def _start_ray(config: RunConfig) -> None:
     )
 
 
-def _cpus(sizes: ClusterConfig) -> int:
-    return sizes.generators * sizes.generator_threads + sizes.learners * sizes.learner_threads + sizes.env_workers
-
-
 def _create(config: RunConfig, model: str, *, learners: bool) -> Cluster:
-    sizes = config.cluster
-    gpus = 1 if has_gpu() else 0
+    sizes, resources = config.cluster, ray.cluster_resources()
+    gpus = usable_gpus(resources)
+    check_resources(config, int(resources.get("CPU", 0)), gpus, learners=learners)
+    transfer, gpu = transport(config, gpus), min(gpus, 1)
     workers = start_env_workers(config)
-    generator_gpus = gpus * config.generator.tensor_parallel
+    generator_gpus = gpu * config.generator.tensor_parallel
     generator_actor = _actor(Generator, threads=sizes.generator_threads, num_gpus=generator_gpus, concurrency=_in_flight(config))
     generators = tuple(
         generator_actor.remote(
@@ -128,13 +127,13 @@ def _create(config: RunConfig, model: str, *, learners: bool) -> Cluster:
             generator=config.generator,
             host=RemoteHost(workers, sizes.step_timeout_s) if workers else LocalHost(find),
             seed=config.seed + number,
-            transfer=transfer_backend(config),
+            transfer=transfer,
         )
         for number in range(sizes.generators)
     )
-    learner_actor = _actor(LearnerRank, threads=sizes.learner_threads, num_gpus=gpus, concurrency=1)
+    learner_actor = _actor(LearnerRank, threads=sizes.learner_threads, num_gpus=gpu, concurrency=1)
     ranks = tuple(learner_actor.remote(model, config, rank) for rank in range(sizes.learners if learners else 0))
-    return Cluster(generators=generators, learners=ranks, env_workers=workers, config=config)
+    return Cluster(generators=generators, learners=ranks, env_workers=workers, config=config, transfer=transfer)
 
 
 def start_env_workers(config: RunConfig) -> tuple[Any, ...]:
@@ -156,8 +155,9 @@ def _actor(plain: type, *, threads: int, num_gpus: float, concurrency: int, max_
         # Waiting threads spin for microseconds and then sleep: by default they spin on, and take the core that another
         # process needs, which made a step 20 times slower beside one busy neighbour.
         "GOMP_SPINCOUNT": "10000",
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     }
+    if not num_gpus:
+        environment["CUDA_VISIBLE_DEVICES"] = ""  # Ray would let it see all GPUs of its node, and it would take one of others
     # Ray runs at most 1000 calls of an async actor and 1 of a threaded one at a time unless told otherwise.
     return ray.remote(plain).options(
         num_cpus=threads,
@@ -168,11 +168,6 @@ def _actor(plain: type, *, threads: int, num_gpus: float, concurrency: int, max_
     )
 
 
-def transfer_backend(config: RunConfig) -> str:
-    """The transport of the weights: `gloo` on CPU and `nccl` on GPU unless the config names one."""
-    return config.cluster.transfer if config.cluster.transfer != "auto" else "nccl" if has_gpu() else "gloo"
-
-
 def _start(cluster: Cluster) -> None:
     timeout_s = cluster.config.cluster.start_timeout_s
     started = [generator.start.remote() for generator in cluster.generators]
@@ -181,8 +176,7 @@ def _start(cluster: Cluster) -> None:
         started += [learner.join.remote(meet) for learner in cluster.learners]
     started += [worker.ready.remote() for worker in cluster.env_workers]
     wait(started, timeout_s, "starting generators, learners and environment workers")
-    backend = transfer_backend(cluster.config)
-    connected = [learner.connect.remote(list(cluster.generators), backend) for learner in cluster.learners]
+    connected = [learner.connect.remote(list(cluster.generators), cluster.transfer) for learner in cluster.learners]
     wait(connected, timeout_s, "connecting the learners to the generators")
 
 

@@ -37,7 +37,7 @@ def drift(
     that minimum and `c * credit` where credit < 0: `grad r = r * grad logp`, and a clipped branch is constant. With the normaliser
     `own_length`, sequence has the gradient of the clipped objective of the episode's ratio: `grad s = s * mean_t grad logp`.
     Sources: ppo_clip Schulman et al. 2017, equation 7; clip_high > clip_low Yu et al. 2025 (DAPO), section 3.1; dual_clip Ye et al.
-    2020, dual-clip PPO; tis Ionides 2008, for sampler mismatch Yao et al. 2025; masked Ling Team 2025 (IcePop); sequence Zheng et
+    2020, dual-clip PPO; tis Ionides 2008, for sampler mismatch Yao et al. 2025; masked Zhao et al. 2025 (IcePop); sequence Zheng et
     al. 2025 (GSPO), equations 5 and 7; cispo MiniMax 2025 (MiniMax-M1), equations 4 and 5.
     All arguments have shape (M,), log-probs in nats; `row_M` numbers the episode of each token and only sequence needs it.
     Degenerates: with r = 1 everywhere every choice is `none`.

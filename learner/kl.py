@@ -52,7 +52,7 @@ def kl_penalty(estimator: KlEstimator, coef: float, *, logp_old_T: FloatArray, r
 
     With k1 and a reward-to-go, the policy gradient of this reward is exactly that of `-coef * KL(pi || pi_ref)` of episodes,
     because the mean of `grad k1` is 0. k2 and k3 also depend on the policy, which a reward cannot show: their gradient is another.
-    Source: Ziegler et al. 2019, equation 2 (k1).
+    Source: Ziegler et al. 2019 (k1).
     """
     estimate = kl_estimate(estimator, logp_M=torch.from_numpy(logp_old_T), ref_logp_M=torch.from_numpy(ref_logp_T))
     return -coef * np.asarray(estimate, dtype=np.float64)

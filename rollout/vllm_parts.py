@@ -11,7 +11,7 @@ from rollout.types import Sampling
 
 
 def has_gpu() -> bool:
-    """True if vLLM would run on a GPU here."""
+    """True if this process was given a GPU, which vLLM then runs on."""
     import torch
 
     return torch.cuda.is_available()
