@@ -93,7 +93,7 @@ def formula(plan: Plan) -> str:
         clip = "" if config.value_clip is None else f", changes beyond {config.value_clip:g} clipped"
         target = value.format(**numbers)
         lines.append(("value", f"{config.value_coef:g} * sum_it (V(h_it) - {target})^2 / 2 / Z", f"the loss of V, {config.value}{clip}"))
-    lines += [("biased by", "", reason) for reason in plan.biased_by]
+    lines += [("biased by", "", reason) for reason in plan.biased_by or ("nothing: the expected gradient of the credit is grad J",)]
     return "\n".join(f"{name:<9} {'=' if symbol else ':'} {'   # '.join(filter(None, (symbol, text)))}" for name, symbol, text in lines)
 
 
@@ -117,9 +117,11 @@ def _numbers(plan: Plan) -> dict[str, float | str]:
 
 
 def describe(method: Method) -> str:
-    """A row in a paragraph: what it does, where it comes from, when it says nothing, which baselines it takes."""
-    biased = "; ".join(method.biased_by) or "nothing: its expected gradient is grad J"
+    """A row in a paragraph: what it does, where it comes from, when it says nothing, which baselines it takes.
+
+    What it is biased by depends on the choices that run, and is said by `formula`.
+    """
     return (
         f"{method.name}: {method.summary}.\nSource: {method.source}.\nDegenerates when {method.degenerates_when}.\n"
-        f"Biased by {biased}.\nBaselines: {', '.join(method.baselines)}."
+        f"Baselines: {', '.join(method.baselines)}."
     )

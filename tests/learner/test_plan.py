@@ -3,6 +3,7 @@
 import pytest
 
 from envs.errors import InputError
+from learner.choices import BIASES
 from learner.config import AlgorithmConfig
 from learner.explain import describe, formula
 from learner.methods import METHODS
@@ -113,3 +114,13 @@ def test_every_row_explains_itself_in_plain_ascii(method: str) -> None:
     assert METHODS[method].name == method
     assert METHODS[method].baseline in METHODS[method].baselines
     assert (formula(plan_of(method)) + describe(METHODS[method])).isascii()
+
+
+@pytest.mark.parametrize("config", [{"method": "rloo"}, {"method": "grpo"}, {"method": "grpo", "normaliser": "token"}])
+def test_biases_are_those_of_what_runs_and_said_once(config: dict) -> None:
+    plan = resolve(AlgorithmConfig.model_validate(config))
+    text = f"{describe(plan.method)}\n{formula(plan)}"
+    said = [line.partition(": ")[2] for line in text.splitlines() if line.lower().startswith("biased by")]
+    assert said == list(plan.biased_by or ("nothing: the expected gradient of the credit is grad J",))
+    assert all(text.count(reason) == 1 for reason in BIASES.values() if reason in plan.biased_by)
+    assert not any(reason in text for reason in BIASES.values() if reason not in plan.biased_by)
