@@ -9,7 +9,7 @@ from typing import Any
 import ray
 
 from cluster.config import RunConfig
-from cluster.interrupt import handlers_kept, uninterrupted
+from cluster.interrupt import postponed, uninterrupted
 from cluster.learner_rank import LearnerRank
 from cluster.resources import check_resources, cpus, transport, usable_gpus
 from cluster.workers import EnvWorker, RemoteHost
@@ -81,16 +81,18 @@ def running(config: RunConfig, model: str, *, learners: bool = True) -> Iterator
     `cluster.address` the Ray cluster is this run's own, on loopback, so that runs beside each other never meet.
     """
     cluster: Cluster | None = None
+    started = False
     try:
-        with handlers_kept():
+        with postponed():
             _start_ray(config)
         cluster = _create(config, model, learners=learners)
         _start(cluster)
+        started = True
         yield cluster
     finally:
         with uninterrupted():
             if cluster is not None:
-                _close(cluster)
+                _close(cluster, ask=started)
             ray.shutdown()
 
 
@@ -180,11 +182,13 @@ def _start(cluster: Cluster) -> None:
     wait(connected, timeout_s, "connecting the learners to the generators")
 
 
-def _close(cluster: Cluster) -> None:
+def _close(cluster: Cluster, *, ask: bool) -> None:
     everyone = [*cluster.generators, *cluster.learners, *cluster.env_workers]
-    # Engines have processes of their own, so they are asked first and killed after.
-    with suppress(ray.exceptions.RayError):
-        ray.wait([actor.close.remote() for actor in everyone], num_returns=len(everyone), timeout=_CLOSE_S)
+    if ask:
+        # They are killed either way; whoever is asked first leaves its groups and ends its own processes in order. An actor that
+        # is still starting would answer only when it has started.
+        with suppress(ray.exceptions.RayError):
+            ray.wait([actor.close.remote() for actor in everyone], num_returns=len(everyone), timeout=_CLOSE_S)
     for actor in everyone:
         with suppress(ray.exceptions.RayError):
             ray.kill(actor)

@@ -22,10 +22,17 @@ def terminated_as_interrupted() -> Iterator[None]:
 
 
 @contextmanager
-def handlers_kept() -> Iterator[None]:
-    """What the body does to the handling of signals is undone behind it: Ray's start installs a handler that exits at once."""
-    with _handling({}):
+def postponed() -> Iterator[None]:
+    """In the body Ctrl-C and SIGTERM are only remembered; behind it they raise `KeyboardInterrupt`.
+
+    Ray's start must not be left half-way, or processes stay behind that nothing ends. It also installs a handler that exits at
+    once: what the body does to the handling of signals is undone.
+    """
+    heard: list[int] = []
+    with _handling(dict.fromkeys(_BOTH, lambda number, frame: heard.append(number))):
         yield
+    if heard:
+        raise KeyboardInterrupt
 
 
 @contextmanager
