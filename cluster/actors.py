@@ -19,7 +19,6 @@ from envs.metrics import Metric
 from learner.types import MicroBatch
 from rollout.generator import Generator
 from rollout.play import LocalHost
-from rollout.vllm_parts import has_gpu
 
 _CLOSE_S = 20.0
 _PUSH_GRACE_S = 10.0
