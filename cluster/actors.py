@@ -11,7 +11,7 @@ import ray
 from cluster.config import RunConfig
 from cluster.interrupt import postponed, uninterrupted
 from cluster.learner_rank import LearnerRank
-from cluster.resources import check_resources, cpus, transport, usable_gpus
+from cluster.resources import check_address, check_resources, cpus, transport, usable_gpus
 from cluster.workers import EnvWorker, RemoteHost
 from envs.catalog import find
 from envs.errors import InputError
@@ -44,6 +44,8 @@ def wait(calls: Sequence[Any], timeout_s: float, what: str) -> list[Any]:
         raise RunError(f"{what} failed:\n{error}") from error
     except ray.exceptions.RayActorError as error:
         raise RunError(f"{what}: a process died ({error}); out of memory is the usual reason") from error
+    except ray.exceptions.RayError as error:
+        raise RunError(f"{what}: Ray failed with {type(error).__name__}: {error}") from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +99,7 @@ def running(config: RunConfig, model: str, *, learners: bool = True) -> Iterator
 
 def _start_ray(config: RunConfig) -> None:
     if config.cluster.address:
+        check_address(config.cluster.address)
         ray.init(address=config.cluster.address, log_to_driver=False, logging_level="ERROR")
         return
     sizes = config.cluster

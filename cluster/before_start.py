@@ -14,8 +14,9 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig
 
 from cluster.config import RunConfig
+from cluster.playable import playable
 from cluster.prepare import policy_tokenizer
-from envs.contract import End, Task
+from envs.contract import End, EnvSpec, Task
 from envs.errors import InputError
 from learner.model import check_folder
 from rollout.chat import ChatEncoder, load_encoder
@@ -100,7 +101,12 @@ def check_fit(config: RunConfig, encoder: ChatEncoder) -> list[str]:
 
     Raises `InputError` if a prompt does not, or if not one episode of the environment's best player does.
     """
-    spec, limits = config.env.spec, config.rollout
+    with playable(config) as spec:
+        return _check_fit(config, spec, encoder)
+
+
+def _check_fit(config: RunConfig, spec: EnvSpec, encoder: ChatEncoder) -> list[str]:
+    limits = config.rollout
     tasks = [task for split in ("train", "eval") for task in itertools.islice(spec.tasks(config.env_params, split, config.seed), _TASKS)]
     if not any(task.split == "eval" for task in tasks):
         raise InputError(f"environment {config.env.name} has no task in its eval split; a run needs one to say how good the policy is")
@@ -114,10 +120,12 @@ def check_fit(config: RunConfig, encoder: ChatEncoder) -> list[str]:
                 hint=spec.hint(task),
             )
             longest.begin(spec.make(task).start())
-    cut = {player: _cut_short(config, encoder, tasks, player) for player in spec.players}
+    cut = {player: _cut_short(config, spec, encoder, tasks, player) for player in spec.players}
+    spec.make(tasks[0]).start()
+    action = spec.players["oracle"](tasks[0], 0).act(None)
     sizes = (
-        f"rollout.max_turn_tokens={limits.max_turn_tokens} (an action such as {_action(config, tasks[0])!r} takes "
-        f"{len(encoder.action(_action(config, tasks[0])))}) or rollout.max_context_tokens={limits.max_context_tokens} is too small "
+        f"rollout.max_turn_tokens={limits.max_turn_tokens} (an action such as {action!r} takes "
+        f"{len(encoder.action(action))}) or rollout.max_context_tokens={limits.max_context_tokens} is too small "
         f"for the {spec.max_turns(config.env_params)} turns of an episode"
     )
     if cut["oracle"] == len(tasks):
@@ -128,14 +136,9 @@ def check_fit(config: RunConfig, encoder: ChatEncoder) -> list[str]:
     return []
 
 
-def _cut_short(config: RunConfig, encoder: ChatEncoder, tasks: list[Task], player: str) -> int:
+def _cut_short(config: RunConfig, spec: EnvSpec, encoder: ChatEncoder, tasks: list[Task], player: str) -> int:
     groups = (
-        demonstrate(task, config.env.spec, player, seed=number, number=number, config=config.rollout, encoder=encoder)
+        demonstrate(task, spec, player, seed=number, number=number, config=config.rollout, encoder=encoder)
         for number, task in enumerate(tasks)
     )
     return sum(group.trajectories[0].end.truncated for group in groups)
-
-
-def _action(config: RunConfig, task: Task) -> str:
-    config.env.spec.make(task).start()
-    return config.env.spec.players["oracle"](task, 0).act(None)

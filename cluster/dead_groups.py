@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from cluster.actors import Cluster
 from cluster.live import LiveView
+from cluster.playable import playable
 from cluster.sample import collect_samples, start_sampling
 from envs.contract import Task
 from learner.plan import Plan
@@ -93,8 +94,10 @@ class Remedies:
                 continue
             *siblings, last = group.trajectories
             seed = sampling_seed(self._config.seed, "rollout", step, "demonstration", last.group)
-            config, spec = self._config.rollout, self._config.env.spec
-            played = demonstrate(group.task, spec, player, seed=seed, number=last.group, config=config, encoder=self._encoder)
+            with playable(self._config) as spec:
+                played = demonstrate(
+                    group.task, spec, player, seed=seed, number=last.group, config=self._config.rollout, encoder=self._encoder
+                )
             if played.rewards[0] > group.rewards[0]:
                 batch[slot] = Group(trajectories=(*siblings, replace(played.trajectories[0], member=last.member)))
                 count += 1

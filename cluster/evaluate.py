@@ -21,7 +21,7 @@ from cluster.sample import evaluate
 from cluster.scores import scores
 from envs.errors import InputError
 from learner.model import check_folder
-from rollout.play import sampling_seed
+from rollout.play import GroupFailure, sampling_seed
 from rollout.types import Group
 
 _IN_FLIGHT = 1024
@@ -41,7 +41,8 @@ class Evaluation:
     environment: str
     tasks: int
     samples: int
-    dropped: int
+    failed: tuple[str, ...]
+    """What could not be played and is in no number: task, kind of failure and message of each group."""
     best_success: float
     overall: Mapping[str, float]
     levels: Mapping[str, Mapping[str, float]]
@@ -84,6 +85,7 @@ def evaluate_policy(config: RunConfig, *, samples: int, greedy: bool, console: C
     at_once = max(1, _IN_FLIGHT // max(samples, 1))
     sampled: list[Group] = []
     greedily: list[Group] = []
+    failures: list[GroupFailure] = []
     with (
         console.status("starting the generators") as status,
         terminated_as_interrupted(),
@@ -93,9 +95,10 @@ def evaluate_policy(config: RunConfig, *, samples: int, greedy: bool, console: C
             status.update(f"playing: {begin} of {len(tasks)} tasks done")
             part = tasks[begin : begin + at_once]
             seed = sampling_seed(config.seed, "eval", begin)
-            groups, singles = evaluate(cluster.generators, part, config, samples=samples, seed=seed, greedy=greedy)
-            sampled += groups
-            greedily += singles
+            played = evaluate(cluster.generators, part, config, samples=samples, seed=seed, greedy=greedy)
+            sampled += played.sampled
+            greedily += played.greedy
+            failures += played.failures
     reductions = config.env.spec.metrics
     levels = sorted({group.task.level for group in sampled + greedily})
     return Evaluation(
@@ -103,7 +106,7 @@ def evaluate_policy(config: RunConfig, *, samples: int, greedy: bool, console: C
         environment=config.env.name,
         tasks=len(tasks),
         samples=samples,
-        dropped=len(tasks) * ((samples > 0) + greedy) - len(sampled) - len(greedily),
+        failed=tuple(f"{failure.task.id}: {failure.kind}: {failure.message}" for failure in failures),
         best_success=config.env.spec.best_success(config.env_params),
         overall=scores(sampled, greedily, reductions),
         levels={level: scores(_of(sampled, level), _of(greedily, level), reductions) for level in levels} if len(levels) > 1 else {},
@@ -128,8 +131,8 @@ def evaluation_table(found: Evaluation) -> Table:
             table.add_row(label, *(_cell(values, name) for values in columns.values()))
     table.add_row("best possible success", fixed(found.best_success))
     table.caption = f"{found.tasks} tasks, {found.samples} samples each; brackets: 95 % interval over tasks"
-    if found.dropped:
-        table.caption += f"; {found.dropped} groups dropped because their environment failed"
+    if found.failed:
+        table.caption += f"; {len(found.failed)} groups failed and are not counted, the first: {found.failed[0]}"
     return table
 
 

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Sequence
 
 from cluster.actors import Cluster
-from envs.metrics import reduce_metrics
+from cluster.measure import learner_metrics
+from envs.metrics import Metric
 from learner.batch import optimizer_steps
 from learner.credit import initial_baseline
 from learner.plan import Plan
@@ -24,7 +25,7 @@ def imitate(
     `version` is that of the weights before the first step: with its own samples the learner must agree. `done` is told how many
     steps are behind.
     """
-    config, parts = cluster.config, []
+    config, by_rank = cluster.config, [list[dict[str, Metric]]() for _ in cluster.learners]
     for first in range(0, len(batches), _STEPS_A_CALL):
         steps = []
         for number, (plan, groups) in enumerate(batches[first : first + _STEPS_A_CALL], first):
@@ -39,7 +40,8 @@ def imitate(
             )
             steps.append(step)
         ranks = cluster.learn_each([[step.micro_batches[rank] for step in steps] for rank in range(config.cluster.learners)])
-        parts += [part for rank in ranks for part in rank]
+        for collected, new in zip(by_rank, ranks, strict=True):
+            collected += new
         if done is not None:
             done(first + len(steps))
-    return reduce_metrics(parts)
+    return learner_metrics(by_rank)

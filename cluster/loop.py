@@ -19,9 +19,10 @@ from cluster.attest import Attestation, attest, check_gap, check_versions
 from cluster.cold_start import cold_start
 from cluster.config import RunConfig
 from cluster.dead_groups import Remedies
+from cluster.failures import FailureReport
 from cluster.improve import Rounds
 from cluster.live import LiveView
-from cluster.measure import eval_metrics, rollout_metrics, summary_metrics
+from cluster.measure import eval_metrics, learner_metrics, rollout_metrics, summary_metrics
 from cluster.memory import memory_metrics
 from cluster.prepare import eval_tasks, prepare_model, probe, train_tasks
 from cluster.run_folder import RunFolder
@@ -64,6 +65,7 @@ class Training:
         self.tasks = train_tasks(config)
         self.remedies = Remedies(self.plan, cluster, self.encoder, self.tasks, view)
         self.eval_tasks = eval_tasks(config)
+        self.failures = FailureReport(view)
         self.version = 0
         self.attested: Attestation | None = None
         self.worst_gap = 0.0
@@ -129,6 +131,7 @@ class Training:
         """Credit, batch, optimiser steps; returns the step's metrics. In rounds most steps only grow the data set."""
         config, groups = self.config, sampled.groups
         self.episodes += sum(len(group.trajectories) for group in groups)
+        self.failures.report(f"step {step}", sampled.failures)
         metrics = reduce_metrics(sampled.metrics) | summary_metrics(groups, config.env.spec.metrics)
         metrics |= rollout_metrics(groups, sampled.failures, metrics["time/play_s"])
         if config.cluster.max_lag == 0:
@@ -149,7 +152,7 @@ class Training:
                 generation_limit=config.generation_limit,
                 baseline_state=self.baseline,
                 current_version=self.version,
-                minibatches=_divisor(len(groups), config.learner.minibatches),
+                minibatches=config.learner.minibatches,
                 epochs=config.learner.epochs,
                 judged=judged,
             )
@@ -157,7 +160,7 @@ class Training:
         self.baseline = baseline
         with self.timed("learn"):
             ranks = self.cluster.learn_each([[s.micro_batches[rank] for s in steps] for rank in range(config.cluster.learners)])
-        metrics |= reduce_metrics([parts]) | reduce_metrics(part for rank in ranks for part in rank)
+        metrics |= reduce_metrics([parts]) | learner_metrics(ranks)
         check_gap(metrics, config.learner.max_logprob_gap)
         self.moved = True
         return metrics
@@ -208,7 +211,8 @@ class Training:
         config = self.config
         seed = sampling_seed(config.seed, step)
         played = evaluate(self.cluster.generators, self.eval_tasks, config, samples=config.eval.samples, seed=seed)
-        return eval_metrics(*played) | memory_metrics(os.getpid())
+        self.failures.report(f"evaluating after step {step}", played.failures)
+        return eval_metrics(played.sampled, played.greedy, played.failures) | memory_metrics(os.getpid())
 
     def export(self, step: int) -> None:
         """Write the policy as a Hugging Face folder."""
@@ -220,8 +224,7 @@ class Training:
             "method": self.config.algorithm.method,
             "seed": self.config.seed,
             **after,
-            "eval/success_before": before["eval/success"],
-            "eval/success_greedy_before": before["eval/success_greedy"],
+            **{f"{name}_before": before[name] for name in ("eval/success", "eval/success_greedy") if name in before},
             "env/best_success": self.config.env.spec.best_success(self.config.env_params),
             "train_seconds": seconds,
             "steps": self.config.steps,
@@ -235,8 +238,3 @@ class Training:
         begun = time.perf_counter()
         yield
         self.clock[name] = self.clock.get(name, 0.0) + time.perf_counter() - begun
-
-
-def _divisor(groups: int, minibatches: int) -> int:
-    """The most parts, up to `minibatches`, that the surviving groups can be cut into evenly."""
-    return next(parts for parts in range(min(groups, minibatches), 0, -1) if groups % parts == 0)

@@ -8,6 +8,8 @@ from envs.metrics import Metric, Reduction, reduce_metrics
 from rollout.play import GroupFailure
 from rollout.types import Group, Trajectory
 
+_LOSSES = ("learner/loss", "value/loss")
+
 
 def split(results: Sequence[Group | GroupFailure]) -> tuple[list[Group], list[GroupFailure]]:
     """The groups that were played, and those whose environment failed."""
@@ -43,6 +45,12 @@ def rollout_metrics(groups: Sequence[Group], failures: Sequence[GroupFailure], s
     return metrics
 
 
+def learner_metrics(ranks: Sequence[Sequence[Mapping[str, Metric]]]) -> dict[str, float]:
+    """The metrics of several optimiser steps, for each rank one a step. A loss is one step's: a sum over ranks, a mean over steps."""
+    metrics = reduce_metrics(part for rank in ranks for part in rank)
+    return metrics | {name: metrics[name] / len(ranks[0]) for name in _LOSSES if name in metrics}
+
+
 def summary_metrics(groups: Sequence[Group], reductions: Mapping[str, Reduction]) -> dict[str, float]:
     """The environment's own numbers over all episodes, each reduced as its spec says."""
     parts = [
@@ -53,12 +61,16 @@ def summary_metrics(groups: Sequence[Group], reductions: Mapping[str, Reduction]
     return reduce_metrics(parts)
 
 
-def eval_metrics(sampled: Sequence[Group], greedy: Sequence[Group]) -> dict[str, float]:
-    """Success over all tasks: the mean over tasks of the share of solved samples, and the share of tasks solved greedily."""
-    return {
-        "eval/success": _share([t for group in sampled for t in group.trajectories], lambda e: e.solved),
-        "eval/success_greedy": _share([t for group in greedy for t in group.trajectories], lambda e: e.solved),
+def eval_metrics(sampled: Sequence[Group], greedy: Sequence[Group], failures: Sequence[GroupFailure]) -> dict[str, float]:
+    """Success over the tasks that could be played: the mean over tasks of the share of solved samples, and the share solved greedily.
+
+    What nothing was played for is left out, because a failed environment is not a success of 0; `eval/failed` counts its groups.
+    """
+    played = {"eval/success": sampled, "eval/success_greedy": greedy}
+    shares = {
+        name: _share([t for group in groups for t in group.trajectories], lambda e: e.solved) for name, groups in played.items() if groups
     }
+    return shares | {"eval/failed": float(len(failures))}
 
 
 def _share(episodes: Sequence[Trajectory], condition: Callable[[Trajectory], bool]) -> float:

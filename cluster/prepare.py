@@ -7,7 +7,9 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerFast
 
 from cluster.config import RunConfig
+from cluster.playable import playable
 from envs.contract import Task
+from envs.errors import InputError
 from learner.model import check_folder
 from learner.tiny import build_tiny
 from rollout.chat import ChatEncoder
@@ -52,36 +54,42 @@ def eval_tasks(config: RunConfig) -> list[Task]:
 
 def environment_texts(config: RunConfig) -> Iterator[str]:
     """Everything that is said in a few hundred scripted episodes: what the tiny policy's tokenizer is trained on."""
-    spec = config.env.spec
-    for number, task in enumerate(itertools.islice(train_tasks(config), _TEXT_EPISODES)):
-        env = spec.make(task)
-        act = spec.players["plausible" if number % 2 else "random"](task, number).act
-        yield from (message.content for message in env.start())
-        observation = None
-        while True:
-            action = act(observation)
-            step = env.step(action)
-            yield from (action, step.observation)
-            if step.end is not None:
-                break
-            observation = step.observation
+    with playable(config) as spec:
+        for number, task in enumerate(itertools.islice(train_tasks(config), _TEXT_EPISODES)):
+            env = spec.make(task)
+            act = spec.players["plausible" if number % 2 else "random"](task, number).act
+            yield from (message.content for message in env.start())
+            observation = None
+            for _ in range(spec.max_turns(config.env_params)):
+                action = act(observation)
+                step = env.step(action)
+                yield from (action, step.observation)
+                if step.end is not None:
+                    break
+                observation = step.observation
+            else:
+                raise InputError(
+                    f"environment {spec.name} (task {task.id}) did not end an episode within {spec.max_turns(config.env_params)} turns, "
+                    "which its spec's max_turns says is the most; envs.check.check_env finds such faults"
+                )
 
 
 def demonstrations(config: RunConfig, encoder: ChatEncoder, count: int, player: str) -> list[Group]:
     """`count` episodes of a scripted player on training tasks, each a group of one."""
     tasks = itertools.islice(train_tasks(config), count)
-    return [
-        demonstrate(
-            task,
-            config.env.spec,
-            player,
-            seed=sampling_seed(config.seed, "demonstration", number),
-            number=number,
-            config=config.rollout,
-            encoder=encoder,
-        )
-        for number, task in enumerate(tasks)
-    ]
+    with playable(config) as spec:
+        return [
+            demonstrate(
+                task,
+                spec,
+                player,
+                seed=sampling_seed(config.seed, "demonstration", number),
+                number=number,
+                config=config.rollout,
+                encoder=encoder,
+            )
+            for number, task in enumerate(tasks)
+        ]
 
 
 def probe(config: RunConfig, encoder: ChatEncoder) -> list[tuple[int, ...]]:

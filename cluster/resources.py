@@ -1,5 +1,6 @@
 """What a run wants of its Ray cluster, and whether that is there: said before a process waits for what never comes."""
 
+import socket
 from collections.abc import Mapping
 
 import torch
@@ -7,11 +8,25 @@ import torch
 from cluster.config import ClusterConfig, RunConfig
 from envs.errors import InputError
 
+_ANSWER_S = 10.0
+
 
 def cpus(sizes: ClusterConfig, *, learners: bool = True) -> int:
     """The CPU threads of all processes together; an evaluation has no `learners`."""
     ranks = sizes.learners if learners else 0
     return sizes.generators * sizes.generator_threads + ranks * sizes.learner_threads + sizes.env_workers
+
+
+def check_address(address: str) -> None:
+    """Raise `InputError` if nothing listens at `host:port` of a Ray cluster, on which Ray itself would wait for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), _ANSWER_S).close()
+    except (OSError, ValueError, OverflowError) as error:
+        raise InputError(
+            f"cluster.address={address!r} does not answer ({error}); expected host:port as `ray start --head` printed it, reachable from "
+            "here. Without cluster.address a run starts a Ray cluster of its own on this machine"
+        ) from error
 
 
 def usable_gpus(resources: Mapping[str, float]) -> int:

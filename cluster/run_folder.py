@@ -5,8 +5,8 @@ import itertools
 import json
 import os
 import shutil
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,9 +43,22 @@ def claim(recipe: str, runs: Path = Path("runs")) -> Path:
     for number in itertools.count(1):
         path = runs / f"{recipe}-{number}"
         with suppress(FileExistsError):
-            path.mkdir(parents=True)
+            with _writable(path):
+                path.mkdir(parents=True)
             return path
     raise AssertionError("there is always another number")
+
+
+@contextmanager
+def _writable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except FileExistsError:
+        raise
+    except OSError as error:
+        raise InputError(
+            f"the run folder {path} cannot be made: {error.strerror} ({error.filename}); give --run-dir a place that you may write"
+        ) from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +79,10 @@ class RunFolder:
         refuses to delete a folder that is not a run, or whose run is still alive.
         """
         check_free(path, overwrite=overwrite)
-        path.mkdir(parents=True, exist_ok=True)
-        folder = cls(path=path, lock=_lock(path))
+        with _writable(path):
+            path.mkdir(parents=True, exist_ok=True)
+            lock = _lock(path)
+        folder = cls(path=path, lock=lock)
         try:
             _check_content(path, overwrite=overwrite)  # again, as another run may have come and gone before the lock
             for child in _content(path):

@@ -15,6 +15,15 @@ from rollout.types import Group
 
 
 @dataclass(frozen=True, kw_only=True)
+class Evaluated:
+    """What an evaluation played: one group a task of samples and of greedy episodes, in the order of the tasks, and what failed."""
+
+    sampled: list[Group]
+    greedy: list[Group]
+    failures: list[GroupFailure]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Sampled:
     """What came back: whole groups in the order of the requests, failed groups, and the generators' own metrics."""
 
@@ -55,8 +64,8 @@ def _number(result: Group | GroupFailure) -> int:
 
 def evaluate(
     generators: Sequence[Any], tasks: Sequence[Task], config: RunConfig, *, samples: int, seed: int, greedy: bool = True
-) -> tuple[list[Group], list[Group]]:
-    """Play every task `samples` times at the training temperature, and once greedily: (sampled groups, greedy groups).
+) -> Evaluated:
+    """Play every task `samples` times at the training temperature, and once greedily.
 
     Sample j uses the same noise on every task, so it is one deterministic policy: where the tasks are exhaustive, no luck can
     lift the measured success above that of the best policy.
@@ -65,7 +74,8 @@ def evaluate(
     if greedy:
         requests += [GroupRequest(task=task, group=len(tasks) + number, size=1, temperature=0.0) for number, task in enumerate(tasks)]
     sampled = finish_sampling(start_sampling(generators, requests, sampling_seed(seed, "eval")), config, "evaluating")
-    return (
-        [group for group in sampled.groups if group.trajectories[0].group < len(tasks)],
-        [group for group in sampled.groups if group.trajectories[0].group >= len(tasks)],
+    return Evaluated(
+        sampled=[group for group in sampled.groups if group.trajectories[0].group < len(tasks)],
+        greedy=[group for group in sampled.groups if group.trajectories[0].group >= len(tasks)],
+        failures=sampled.failures,
     )

@@ -6,7 +6,7 @@ already in `inverse_z_BT`, so that the gradient of a step is the plain sum over 
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -53,28 +53,27 @@ def optimizer_steps(
 ) -> tuple[list[OptimizerStep], BaselineState, dict[str, Metric]]:
     """The optimiser steps of one batch of groups, the baseline for the next batch, and metrics.
 
-    The groups are cut, in the given order, into `minibatches` equal parts; each part is one optimiser step with a Z of its own,
+    The groups are cut, in the given order, into `minibatches` parts that differ by at most one group (fewer
+    parts if there are fewer groups); each part is one optimiser step with a Z of its own,
     and all of them are repeated `epochs` times. `micro_batch_tokens` bounds rows x longest row, padding included; a row that is
     longer gets a micro-batch of its own. `generation_limit` (tokens) is C where the config names none. `credit_override` replaces
     `credit`: one array a trajectory, over its sampled tokens. `judged` is what `Learner.judge` said, one an episode; a plan with
     `needs_judgement` needs it. Only the first step can be on-policy: after it the weights are newer than `current_version`; None if
     they are newer already. Rows whose weight is 0 whatever the policy becomes are left out, because they cannot change the gradient.
-    Raises `InputError` if the groups do not divide into the minibatches, or if `judged` is needed and missing.
+    Raises `InputError` without a group, or if `judged` is needed and missing.
     """
-    if not groups or len(groups) % minibatches:
-        raise InputError(
-            f"got {len(groups)} groups for {minibatches} minibatches; expected a positive multiple, because a group must stay whole "
-            "and every step must be of one size: change learner.minibatches or the groups a batch"
-        )
+    if not groups:
+        raise InputError("got no groups to learn from; expected at least one: look at groups/failed, every environment may have failed")
     credits = credit(groups, plan, baseline_state, judged) if credit_override is None else credit_override
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     assert len(credits) == len(trajectories), f"{len(credits)} credits for {len(trajectories)} trajectories"
     values = _values(groups, plan, judged)
-    size = len(groups) // minibatches
+    count = min(minibatches, len(groups))
+    bounds = [part * len(groups) // count for part in range(count + 1)]
     parts: list[list[_Row]] = []
     taken = 0
-    for first in range(0, len(groups), size):
-        scales = inverse_z(groups[first : first + size], plan, generation_limit)
+    for first, end in pairwise(bounds):
+        scales = inverse_z(groups[first:end], plan, generation_limit)
         span = slice(taken, taken + len(scales))
         taken += len(scales)
         rows = zip(trajectories[span], credits[span], scales, values[span], strict=True)

@@ -10,6 +10,10 @@ from rollout.hint import hinted, with_prompt
 from rollout.types import Completion, Departure, Trajectory, Turn
 
 
+class PromptTooLong(InputError):  # noqa: N818 - what is wrong, as in EnvFault
+    """A task's prompt leaves no room for a turn: before a run it is the config's fault, in a run it costs the task's group."""
+
+
 @dataclass(kw_only=True)
 class Episode:
     """An episode in the making. `budget()` before each turn, then `act`, then `observe`, until `end` is set.
@@ -36,11 +40,11 @@ class Episode:
     end: End | None = None
 
     def begin(self, messages: Sequence[Message]) -> None:
-        """Write the prompt. Raises `InputError` if not even one full turn fits behind it."""
+        """Write the prompt. Raises `PromptTooLong` if not even one full turn fits behind it."""
         self.prompt = self.encoder.prompt(messages)
         prompt = self.prompt if self.hint is None else self.encoder.prompt(hinted(messages, self.hint))
         if len(prompt) + self.max_turn_tokens > self.max_context_tokens:
-            raise InputError(
+            raise PromptTooLong(
                 f"task {self.task.id}: the prompt has {len(prompt)} tokens and a turn may take {self.max_turn_tokens}, but "
                 f"rollout.max_context_tokens is {self.max_context_tokens}; raise it, or lower rollout.max_turn_tokens"
             )

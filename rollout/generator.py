@@ -12,7 +12,7 @@ from rollout.config import GeneratorConfig, RolloutConfig
 from rollout.engine import start_engine
 from rollout.engine_inprocess import InprocessEngine
 from rollout.meter import Meter, PlayClock
-from rollout.play import EnvHost, GroupFailure, play_group
+from rollout.play import EnvHost, GroupFailure, all_or_none, play_group
 from rollout.types import Group
 
 
@@ -92,7 +92,7 @@ class Generator:
             for request in requests
         )
         with self._clock.running(meter):
-            results = await asyncio.gather(*groups)
+            results = await all_or_none(groups)
         return list(results), meter.metrics()
 
     async def score(self, rows: Sequence[tuple[int, ...]]) -> list[tuple[float, ...]]:

@@ -7,15 +7,15 @@ and if that fails too the WHOLE group is dropped and counted, because dropping o
 import asyncio
 import hashlib
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from envs.contract import Env, EnvFault, EnvSpec, Message, Step, Task
 from envs.isolated import FaultKind
 from rollout.chat import ChatEncoder
 from rollout.config import RolloutConfig
-from rollout.episode import Episode
+from rollout.episode import Episode, PromptTooLong
 from rollout.policy import Policy
 from rollout.types import Completion, Departure, Group, Sampling, Trajectory
 
@@ -71,7 +71,7 @@ class LocalHost:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupFailure:
-    """A group that was dropped because one member's environment failed in every attempt."""
+    """A group that was dropped: one member's environment failed in every attempt, or the prompt is `too_long` for the context."""
 
     task: Task
     group: int
@@ -106,6 +106,17 @@ async def _forget(name: str, host: EnvHost) -> None:
         await host.close(name)
     except EnvFault:
         return  # its environment is gone already, which is what closing wants
+
+
+async def all_or_none(calls: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
+    """The results of all calls, run concurrently; the first that raises ends the others before its error goes on."""
+    tasks = [asyncio.create_task(call) for call in calls]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def play_group(
@@ -160,15 +171,12 @@ async def play_group(
                     retries -= 1
         raise AssertionError("unreachable: the attempts are counted without end")
 
-    members = [asyncio.create_task(member(number)) for number in range(size)]
     try:
-        return Group(trajectories=tuple(await asyncio.gather(*members)))
+        return Group(trajectories=tuple(await all_or_none(member(number) for number in range(size))))
     except EnvFault as fault:
         return GroupFailure(task=task, group=group, kind=fault.kind, message=fault.message)
-    finally:
-        for one in members:
-            one.cancel()
-        await asyncio.gather(*members, return_exceptions=True)
+    except PromptTooLong as error:
+        return GroupFailure(task=task, group=group, kind="too_long", message=str(error))
 
 
 def demonstrate(task: Task, spec: EnvSpec, player: str, *, seed: int, number: int, config: RolloutConfig, encoder: ChatEncoder) -> Group:

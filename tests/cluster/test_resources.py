@@ -3,7 +3,7 @@
 import pytest
 
 from cluster.load_config import load_config
-from cluster.resources import check_resources, transport
+from cluster.resources import check_address, check_resources, transport
 from envs.errors import InputError
 
 WANTS_FIVE = ("cluster.generators=2", "generator.tensor_parallel=2", "cluster.learners=1")
@@ -35,3 +35,9 @@ def test_weights_travel_as_the_cluster_allows_unless_told_otherwise() -> None:
     config = load_config("number-search-tiny")
     assert (transport(config, 0), transport(config, 2)) == ("gloo", "nccl")
     assert transport(load_config("number-search-tiny", ["cluster.transfer=gloo"]), 2) == "gloo"
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "nowhere", "127.0.0.1:99999999", "ray://127.0.0.1:1"])
+def test_an_address_where_nothing_answers_is_refused_at_once(address: str) -> None:
+    with pytest.raises(InputError, match=r"does not answer .* expected host:port"):
+        check_address(address)

@@ -24,6 +24,16 @@ sys.stdin.read()
 """
 
 
+def test_a_place_that_cannot_be_written_is_a_message(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for make in (
+        lambda: RunFolder.create(tmp_path / "file" / "run", CONFIG, overwrite=False),
+        lambda: claim("a", tmp_path / "file" / "runs"),
+    ):
+        with pytest.raises(InputError, match="cannot be made: Not a directory"):
+            make()
+
+
 def test_runs_are_numbered_by_the_first_free_number(tmp_path: Path) -> None:
     assert [claim("a", tmp_path), claim("a", tmp_path), claim("b", tmp_path)] == [tmp_path / name for name in ("a-1", "a-2", "b-1")]
     (tmp_path / "a-1").rmdir()

@@ -1,6 +1,7 @@
 """Properties of credit, of 1/Z and of the split into micro-batches, and the answers to bad input."""
 
 from dataclasses import replace
+from itertools import accumulate, pairwise
 
 import numpy as np
 import pytest
@@ -193,10 +194,17 @@ def test_minibatches_are_whole_groups_in_order_each_with_its_own_z() -> None:
         assert torch.equal(found.inverse_z_BT, expected.inverse_z_BT)
 
 
-@pytest.mark.parametrize(("count", "minibatches"), [(3, 2), (0, 1), (2, 4)])
-def test_groups_that_do_not_divide_are_refused(count: int, minibatches: int) -> None:
-    with pytest.raises(InputError, match=rf"got {count} groups for {minibatches} minibatches; expected a positive multiple"):
-        _steps(SPLIT_GROUPS[:count], minibatches=minibatches)
+@pytest.mark.parametrize(("count", "minibatches", "sizes"), [(3, 2, [1, 2]), (2, 4, [1, 1]), (4, 3, [1, 1, 2])])
+def test_groups_that_do_not_divide_make_parts_that_differ_by_one(count: int, minibatches: int, sizes: list[int]) -> None:
+    groups = SPLIT_GROUPS[:count]
+    rows = [int(step.micro_batches[0][0].token_ids_BT.shape[0]) for step in _steps(groups, "sft", minibatches=minibatches)]
+    bounds = list(accumulate(sizes, initial=0))
+    assert rows == [sum(len(group.trajectories) for group in groups[first:end]) for first, end in pairwise(bounds)]
+
+
+def test_a_batch_without_groups_is_refused() -> None:
+    with pytest.raises(InputError, match="no groups to learn from"):
+        _steps([])
 
 
 def test_moving_average_scores_a_batch_before_it_learns_from_it() -> None:

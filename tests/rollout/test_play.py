@@ -18,7 +18,7 @@ from envs.isolated import EnvProcess
 from rollout.chat import ChatEncoder
 from rollout.config import RolloutConfig
 from rollout.episode import Episode
-from rollout.play import EnvHost, GroupFailure, LocalHost, Policy, demonstrate, play, play_group, sampling_seed
+from rollout.play import EnvHost, GroupFailure, LocalHost, Policy, all_or_none, demonstrate, play, play_group, sampling_seed
 from rollout.types import Departure, Group, Trajectory
 from tests.envs import faulty
 from tests.rollout.players import ProcessHost, Write, Writer, guesses, logp, one_after_the_other
@@ -120,6 +120,31 @@ def test_the_budget_of_a_turn_is_known_before_it(encoder: ChatEncoder) -> None:
 def test_a_prompt_that_leaves_no_room_for_a_turn_is_refused(encoder: ChatEncoder) -> None:
     with pytest.raises(InputError, match=r"rollout\.max_context_tokens is 40; raise it"):
         played(episode_of(secret(11), encoder, context=40), Writer(encoder.end_id, guesses(encoder)))
+
+
+def test_in_a_group_a_prompt_that_is_too_long_costs_the_group(encoder: ChatEncoder) -> None:
+    config = CONFIG.model_copy(update={"max_context_tokens": 40})
+    failed = group_of(secret(11), Writer(encoder.end_id, guesses(encoder)), LocalHost(find), encoder, config=config)
+    assert isinstance(failed, GroupFailure)
+    assert failed.kind == "too_long" and "rollout.max_context_tokens is 40" in failed.message
+
+
+def test_the_first_error_ends_the_other_calls() -> None:
+    ended = []
+
+    async def waits(number: int) -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append(number)
+
+    async def fails() -> None:
+        await asyncio.sleep(0)
+        raise RuntimeError("a fault of ours")
+
+    with pytest.raises(RuntimeError, match="a fault of ours"):
+        asyncio.run(all_or_none([waits(1), fails(), waits(2)]))
+    assert ended == [1, 2]
 
 
 def test_common_noise_makes_sibling_j_one_policy_on_every_task(encoder: ChatEncoder) -> None:
