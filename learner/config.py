@@ -44,8 +44,9 @@ class AlgorithmConfig(_Frozen):
     kl_estimator: Literal["k1", "k2", "k3"] = Field("k3", description="Which estimator of the KL; k1 only in the reward.")
     kl_in: Literal["gradient", "reward"] = Field("gradient", description="The KL as a weight in the gradient or a penalty in the reward.")
     entropy_coef: float = Field(0.0, ge=0, description="Weight of the entropy bonus, in nats a sampled token.")
-    entropy_schedule: Literal["constant", "linear"] = Field(
-        "constant", description="linear: the entropy bonus falls to 0 over the run, so that what it kept alive can settle."
+    regulariser_schedule: Literal["constant", "linear"] = Field(
+        "constant",
+        description="linear: entropy bonus and KL in the gradient fall to 0 over the run, so that the policy can settle.",
     )
     value: Literal["shared", "separate"] = Field(
         "shared", description="Learned V, where a row needs one: a head on the policy's backbone, or on a backbone of its own."

@@ -71,6 +71,7 @@ def formula(plan: Plan) -> str:
         ("w_it", f"{weight} / Z", ""),
         ("credit_it", centred, words),
     ]
+    falls = ", falling to 0 over the run" if config.regulariser_schedule == "linear" else ""
     if plan.kl_in_reward:
         k1 = "its gradient is that of KL(pi || pi_ref) over episodes"
         kl_words = k1 if config.kl_estimator == "k1" else "its gradient is not that of the KL that it estimates; k1's is"
@@ -80,14 +81,13 @@ def formula(plan: Plan) -> str:
         lines.append(("drift_it", symbol.format(**numbers), drift_words.format(**numbers)))
     if plan.kl_in_gradient:
         symbol, kl_words = _KL[config.kl_estimator]
-        lines.append(("kl_it", f"{plan.kl_coef:g} * {symbol}", kl_words))
+        lines.append(("kl_it", f"{plan.kl_coef:g} * {symbol}", kl_words + falls))
     limit = config.generation_limit or "the most tokens that an episode can sample"
     dead = "" if config.count_dead_groups else "; groups with equal rewards are not counted"
     lines.append(("Z", z, z_words.format(limit=limit) + dead))
     if plan.in_rounds:
         lines.append(("data", plan.method.data, _DATA[plan.method.data]))
     if config.entropy_coef > 0:
-        falls = ", falling to 0 over the run" if config.entropy_schedule == "linear" else ""
         lines.append(("bonus", f"{config.entropy_coef:g} * sum_it H(pi(. | h_it)) / Z", f"entropy, in nats{falls}"))
     if plan.needs_value:
         clip = "" if config.value_clip is None else f", changes beyond {config.value_clip:g} clipped"

@@ -24,7 +24,7 @@ from learner.config import AlgorithmConfig, LearnerConfig
 from learner.engine import Engine, join, learning_rate, leave
 from learner.judge import by_row, deal, padded
 from learner.logprob import PolicyModel
-from learner.loss import entropy_coefficient, entropy_loss, policy_loss, token_weights, value_loss
+from learner.loss import entropy_loss, policy_loss, regulariser_scale, token_weights, value_loss
 from learner.model import DTYPES, export_model, load_model
 from learner.plan import resolve
 from learner.types import Judgement, MicroBatch
@@ -127,6 +127,7 @@ class Learner:
             values_BT.to(self._device)[mask_BT] for values_BT in (part.credit_BT, part.inverse_z_BT, part.logp_old_BT, part.on_policy_BT)
         )
         logp_M, entropy_M, value_M = self._engine.forward(token_ids_BT, mask_BT, with_value=self._plan.needs_value)
+        regularise = regulariser_scale(self._plan.config, self._step, self._total_steps)
         w_M, metrics = token_weights(
             self._plan,
             credit_M=credit_M,
@@ -135,6 +136,7 @@ class Learner:
             logp_M=logp_M,
             ref_logp_M=self._reference_logp(token_ids_BT, mask_BT),
             row_M=mask_BT.nonzero(as_tuple=True)[0],
+            regularise=regularise,
         )
         loss = policy_loss(w_M, logp_M)
         if value_M is not None:
@@ -145,8 +147,7 @@ class Learner:
             metrics["value/loss"] = Metric(value=regression.item(), reduction=Reduction.SUM)
             loss = loss + regression
         if self._policy.entropy_gradient:
-            coefficient = entropy_coefficient(self._plan.config, self._step, self._total_steps)
-            loss = loss + entropy_loss(coefficient, entropy_M=entropy_M, inverse_z_M=inverse_z_M)
+            loss = loss + entropy_loss(regularise * self._plan.config.entropy_coef, entropy_M=entropy_M, inverse_z_M=inverse_z_M)
         self._engine.backward(loss, last)
         counted_M = inverse_z_M > 0
         tokens = int(counted_M.sum())

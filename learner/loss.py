@@ -23,10 +23,11 @@ def token_weights(
     logp_M: torch.Tensor,
     ref_logp_M: torch.Tensor | None = None,
     row_M: torch.Tensor | None = None,
+    regularise: float = 1.0,
 ) -> tuple[torch.Tensor, dict[str, Metric]]:
     """The weight of each sampled token, detached, in the dtype of `logp_M`, and how far the policy drifted.
 
-        w = (credit * drift + kl) / Z
+        w = (credit * drift + regularise * kl) / Z
 
     All arguments have shape (M,), log-probs in nats; `ref_logp_M` is needed when the plan has a KL in the gradient and is only
     measured otherwise; `row_M` numbers the episodes, for a drift of whole episodes. The metrics count tokens with 1/Z > 0, and are
@@ -36,7 +37,7 @@ def token_weights(
     inner_M = credit_M * drifted.factor_M
     if plan.kl_in_gradient:
         assert ref_logp_M is not None, "a plan with a KL in the gradient needs the log-probs of the reference policy"
-        inner_M = inner_M + kl_weight(plan.config.kl_estimator, plan.kl_coef, logp_M=logp_M, ref_logp_M=ref_logp_M)
+        inner_M = inner_M + kl_weight(plan.config.kl_estimator, regularise * plan.kl_coef, logp_M=logp_M, ref_logp_M=ref_logp_M)
     counted_M = inverse_z_M > 0
     tokens = int(counted_M.sum())
     metrics: dict[str, Metric] = {}
@@ -61,11 +62,13 @@ def policy_loss(w_M: torch.Tensor, logp_M: torch.Tensor) -> torch.Tensor:
     return -(w_M * logp_M).sum()
 
 
-def entropy_coefficient(config: AlgorithmConfig, step: int, total_steps: int) -> float:
-    """The entropy bonus's weight at optimiser step `step` (0-based): `entropy_coef`, or `entropy_coef * (1 - step / total_steps)`."""
-    if config.entropy_schedule == "linear":
-        return config.entropy_coef * max(0.0, 1 - step / max(1, total_steps))
-    return config.entropy_coef
+def regulariser_scale(config: AlgorithmConfig, step: int, total_steps: int) -> float:
+    """What the entropy bonus and the KL in the gradient are multiplied by at optimiser step `step` (0-based).
+
+    1                                   constant
+    1 - step / total_steps, at least 0  linear
+    """
+    return 1.0 if config.regulariser_schedule == "constant" else max(0.0, 1 - step / max(1, total_steps))
 
 
 def entropy_loss(coef: float, *, entropy_M: torch.Tensor, inverse_z_M: torch.Tensor) -> torch.Tensor:

@@ -191,7 +191,7 @@ def test_an_entropy_bonus_moves_weights_that_have_no_credit(models: dict[bool, s
 def test_a_linear_entropy_bonus_falls_to_nothing(models: dict[bool, str]) -> None:
     whole = batch()
     uncredited = type(whole)(**{**vars(whole), "credit_BT": torch.zeros_like(whole.credit_BT)})
-    algorithm = AlgorithmConfig(method="reinforce", entropy_coef=1.0, entropy_schedule="linear")
+    algorithm = AlgorithmConfig(method="reinforce", entropy_coef=1.0, regulariser_schedule="linear")
     one = learner(models[True], sgd(0).model_copy(update={"lr": 1e-6}), algorithm, total_steps=4)
     norms = [float(one.train_step([uncredited])["learner/grad_norm"].value) for _ in range(5)]
     one.close()
