@@ -1,0 +1,3 @@
+import typer
+
+app = typer.Typer(rich_markup_mode=None)
