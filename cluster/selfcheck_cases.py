@@ -41,18 +41,18 @@ def cases(cut: Callable[[int, int], OptimizerStep], *, budget: int, ranks: Seque
     reference = cut(1, budget).micro_batches
     largest = max(part.token_ids_BT.numel() for part in reference[0])
     found = [
-        Case(name="the recipe's micro-batches", shares=reference),
-        Case(name="one row at a time", shares=cut(1, 1).micro_batches),
+        Case(name="the recipe's own", shares=reference),
+        Case(name="row by row", shares=cut(1, 1).micro_batches),
         Case(name="half as large", shares=cut(1, largest // 2).micro_batches),
         Case(name="twice as large", shares=cut(1, 2 * budget).micro_batches),
-        Case(name="rows in another order", shares=shuffled(reference, seed=0)),
+        Case(name="rows shuffled", shares=shuffled(reference, seed=0)),
     ]
     for count in ranks:
         whole = cut(count, budget).micro_batches
         found += [
             Case(name=f"{count} ranks", shares=whole),
-            Case(name=f"{count} ranks, one row at a time", shares=cut(count, 1).micro_batches),
-            Case(name=f"{count} ranks, rows in another order", shares=shuffled(whole, seed=count)),
+            Case(name=f"{count} ranks, row by row", shares=cut(count, 1).micro_batches),
+            Case(name=f"{count} ranks, shuffled", shares=shuffled(whole, seed=count)),
         ]
     return [case for number, case in enumerate(found) if not any(_same(case.shares, before.shares) for before in found[:number])]
 
