@@ -147,12 +147,14 @@ def evaluate(
 
 @app.command()
 def recipes() -> None:
-    """List the shipped recipes."""
+    """List the shipped recipes, and the comparisons for `pickaxe compare`."""
+    from cluster.comparison import comparison_names, load_comparison
     from cluster.load_config import load_config, recipe_names
 
-    names = recipe_names()
-    for name in names:
-        print(f"{name:<{max(map(len, names))}}  {load_config(name).description}")
+    described = {name: load_config(name).description for name in recipe_names()}
+    described |= {f"compare {name}": load_comparison(name).description for name in comparison_names()}
+    for name, description in described.items():
+        print(f"{name:<{max(map(len, described))}}  {description}")
 
 
 @app.command()
