@@ -99,7 +99,7 @@ def selfcheck(recipe: Recipe, overrides: Overrides = None, as_json: AsJson = Fal
         from rich.console import Console
 
         from cluster.live import LiveView
-        from cluster.selfcheck import selfcheck as run
+        from cluster.selfcheck import check_batch, sample_batch
         from cluster.selfcheck_view import selfcheck_report
 
         title = f"{Path(recipe).stem} · {config.algorithm.method}"
@@ -108,7 +108,8 @@ def selfcheck(recipe: Recipe, overrides: Overrides = None, as_json: AsJson = Fal
             tempfile.TemporaryDirectory(prefix="pickaxe-") as scratch,
             LiveView(0, title=f"selfcheck {title}", console=Console(stderr=True)) as view,
         ):
-            found = run(config, view, Path(scratch))
+            batch = sample_batch(config, view, Path(scratch) / "policy")
+            found = check_batch(config, batch, view, Path(scratch))
     if as_json:
         print(json.dumps(asdict(found) | {"passed": found.passed}, indent=2))
     else:

@@ -80,23 +80,35 @@ class SelfCheck:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Batch:
+class Batch:
+    """What a policy (a Hugging Face folder) sampled as its `version`, and what the learner said of it if the method asks."""
+
+    policy: Path
     groups: list[Group]
     judged: list[Judgement] | None
     version: int
 
 
-def selfcheck(config: RunConfig, view: LiveView, scratch: Path) -> SelfCheck:
-    """Sample, and compare; large things lie in `scratch`. Raises `InputError` if the batch has no gradient to compare."""
-    policy = scratch / "policy"
-    batch = _sample(config, view, policy)
+def sample_batch(config: RunConfig, view: LiveView, policy: Path) -> Batch:
+    """One batch of groups from the policy that RL would start from, which is written to the folder `policy`."""
+    with started(config, view) as training:
+        view.phase("sampling one batch")
+        sampled = finish_sampling(training.sample(1), config, "sampling the batch")
+        training.clock = {}
+        judged = training.judge(sampled.groups) if training.plan.needs_judgement else None
+        training.cluster.learn(lambda rank: rank.export.remote(policy), "exporting the policy")
+        return Batch(policy=policy, groups=sampled.groups, judged=judged, version=training.version)
+
+
+def check_batch(config: RunConfig, batch: Batch, view: LiveView, scratch: Path) -> SelfCheck:
+    """Compare everything; large things lie in `scratch`. Raises `InputError` if the batch has no gradient to compare."""
     ranks = sorted({2, max(2, config.cluster.learners)})
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else None
     possible = [count for count in ranks if gpus is None or count <= gpus]
     left_out = None if possible == ranks else f"steps on {ranks[-1]} ranks were left out: this machine has {gpus} GPU(s)"
     ways = cases(lambda count, budget: _cut(config, batch, count, budget), budget=config.learner.micro_batch_tokens, ranks=possible)
     setup = Setup(
-        policy=str(policy),
+        policy=str(batch.policy),
         algorithm=config.algorithm,
         learner=plain(config.learner),
         temperature=config.rollout.temperature,
@@ -172,17 +184,7 @@ def _episodes(groups: Sequence[Group]) -> list[Trajectory]:
     return [episode for group in groups for episode in group.trajectories]
 
 
-def _sample(config: RunConfig, view: LiveView, policy: Path) -> _Batch:
-    with started(config, view) as training:
-        view.phase("sampling one batch")
-        sampled = finish_sampling(training.sample(1), config, "sampling the batch")
-        training.clock = {}
-        judged = training.judge(sampled.groups) if training.plan.needs_judgement else None
-        training.cluster.learn(lambda rank: rank.export.remote(policy), "exporting the policy")
-        return _Batch(groups=sampled.groups, judged=judged, version=training.version)
-
-
-def _cut(config: RunConfig, batch: _Batch, ranks: int, budget: int) -> OptimizerStep:
+def _cut(config: RunConfig, batch: Batch, ranks: int, budget: int) -> OptimizerStep:
     """The first optimiser step of the batch, as the loop would pack it."""
     plan, minibatches = resolve(config.algorithm), config.learner.minibatches
     steps, _, _ = optimizer_steps(
