@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
 from cluster.actors import RunError
 from cluster.config import RunConfig
@@ -215,6 +216,6 @@ def _outcomes(
         among = [case for case in ways if case.ranks == count]
         try:
             outcomes += take_as_ranks(setup, among, reference, scratch, [free_port(_HOST) for _ in among], max(1, threads // count))
-        except torch.multiprocessing.ProcessException as error:
+        except (ProcessExitedException, ProcessRaisedException) as error:
             raise RunError(f"the step on {count} ranks failed:\n{error}") from error
     return outcomes

@@ -6,6 +6,7 @@ Shape suffixes: `_B` rows, `_T` padded token positions.
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -76,13 +77,12 @@ def _rows(part: MicroBatch) -> Iterator[_Row]:
 
 
 def _stack(rows: Sequence[_Row]) -> MicroBatch:
-    columns = {name: [row[name] for row in rows] for name in rows[0]}
-    return MicroBatch(
-        **{
-            name: None if any(values is None for values in column) else torch.nn.utils.rnn.pad_sequence(column, batch_first=True)
-            for name, column in columns.items()
-        }
-    )
+    def column(name: str) -> torch.Tensor | None:
+        present = [values_T for row in rows if (values_T := row[name]) is not None]
+        return torch.nn.utils.rnn.pad_sequence(present, batch_first=True) if present else None
+
+    columns: dict[str, Any] = {name: column(name) for name in rows[0]}
+    return MicroBatch(**columns)
 
 
 def _same(one: Shares, other: Shares) -> bool:

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from torch.multiprocessing.spawn import spawn
 
 from cluster.selfcheck_cases import Case
 from learner.config import AlgorithmConfig, LearnerConfig
@@ -84,7 +85,7 @@ def take_as_ranks(
     """The outcomes of cases of one number of ranks, each rank a process of its own on this machine; a port for each case."""
     ranks = cases[0].ranks
     torch.save((setup, list(cases), dict(reference), list(ports)), scratch / "step.pt")
-    torch.multiprocessing.spawn(_rank, args=(ranks, scratch, threads), nprocs=ranks)
+    spawn(_rank, args=(ranks, scratch, threads), nprocs=ranks)
     return [Outcome(**one) for one in json.loads((scratch / "outcomes.json").read_text())]
 
 
