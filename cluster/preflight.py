@@ -20,8 +20,6 @@ from cluster.started import started
 from learner.plan import resolve
 from rollout.types import Group, Trajectory, Turn
 
-_TIMED_STEPS = 2  # the first warms up kernels and caches
-
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
@@ -34,7 +32,10 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True)
 class StepSeconds:
-    """How long one step takes, in seconds: sampling its groups, learning from them, pushing and attesting the weights."""
+    """How long one step takes, in seconds: sampling its groups, learning from them, pushing and attesting the weights.
+
+    In rounds it is a step that only grows the data set, and the improve phase comes on top.
+    """
 
     generate: float
     learn: float
@@ -57,6 +58,7 @@ class Preflight:
 
     method: str
     compares_siblings: bool
+    in_rounds: bool
     best_success: float
     cold_started: bool
     group_size: int
@@ -86,7 +88,7 @@ class Preflight:
 def preflight(config: RunConfig, tasks: int, view: LiveView) -> tuple[Preflight, StepSeconds]:
     """Play the groups of the first steps with the policy that RL would start from: `tasks` tasks, rounded up to whole steps.
 
-    Then learn from the first of them twice and throw that away, to know how long it takes.
+    Then take two steps and throw them away, to know how long one takes.
     """
     with started(config, view) as training:
         count = math.ceil(tasks / config.rollout.groups_per_step)
@@ -96,17 +98,18 @@ def preflight(config: RunConfig, tasks: int, view: LiveView) -> tuple[Preflight,
             begun = time.perf_counter()
             sampled.append(finish_sampling(training.sample(step), config, f"sampling step {step}"))
             seconds.append(time.perf_counter() - begun)
-        view.phase("timing one step of learning")
-        generate = statistics.median(seconds)
-        learn, push = [_learn(training, sampled[0], generate) for _ in range(_TIMED_STEPS)][-1]
+        view.phase("timing two steps of learning")
+        _learn(training, 1, sampled[0])  # warms up kernels and caches
+        fresh = finish_sampling(training.sample(count + 1), config, "sampling one more step")
+        learn, push = _learn(training, 2, fresh)
     groups = [group for batch in sampled for group in batch.groups]
     found = measure(groups, config, failed=sum(len(batch.failures) for batch in sampled))
-    return found, StepSeconds(generate=generate, learn=learn, push=push)
+    return found, StepSeconds(generate=statistics.median(seconds), learn=learn, push=push)
 
 
 def measure(groups: Sequence[Group], config: RunConfig, *, failed: int) -> Preflight:
     """The numbers of groups that were played with `config`; `failed` more had an environment that failed."""
-    size = config.rollout.group_size
+    plan, size = resolve(config.algorithm), config.rollout.group_size
     episodes = [episode for group in groups for episode in group.trajectories]
     turns = [(episode, turn) for episode in episodes for turn in episode.turns]
     lengths = sorted(len(turn.token_ids) for _, turn in turns)
@@ -122,7 +125,8 @@ def measure(groups: Sequence[Group], config: RunConfig, *, failed: int) -> Prefl
 
     return Preflight(
         method=config.algorithm.method,
-        compares_siblings=resolve(config.algorithm).needs_group,
+        compares_siblings=plan.needs_group,
+        in_rounds=plan.in_rounds,
         best_success=config.env.spec.best_success(config.env_params),
         cold_started=config.cold_start.episodes > 0,
         group_size=size,
@@ -158,11 +162,12 @@ def _limit(episode: Trajectory, max_turn_tokens: int) -> str | None:
     return "turn" if _was_cut(episode, last) and len(last.token_ids) == max_turn_tokens else "context"
 
 
-def _learn(training: Training, sampled: Sampled, generate_s: float) -> tuple[float, float]:
-    """Seconds of learning from a batch, and of the push after it."""
-    training.clock = {"generate": generate_s}
+def _learn(training: Training, step: int, sampled: Sampled) -> tuple[float, float]:
+    """Seconds of learning from a batch, and of the push after it if the weights moved."""
+    training.clock = {}
     with training.timed("whole"):
-        training.learn(1, sampled)
+        training.learn(step, sampled)
     with training.timed("push"):
-        training.push()
+        if training.moved:
+            training.push()
     return training.clock["whole"], training.clock["push"]

@@ -103,8 +103,8 @@ def _groups(seen: Preflight) -> Advice:
             "(env.params)."
         )
         return Advice(subject="too_easy", text=text)
-    if not seen.compares_siblings:
-        return _too_hard(seen) if p < rare(size) else _good(seen)
+    if not seen.compares_siblings:  # then a step is what must contain a success
+        return _too_hard(seen) if p < rare(size * seen.groups_per_step) else _good(seen)
     if seen.mixed.value >= _FEW:
         return _good(seen)
     if size > 1 and informative(p, size) >= _FEW:
@@ -115,23 +115,24 @@ def _groups(seen: Preflight) -> Advice:
 def _too_hard(seen: Preflight) -> Advice:
     p, episodes = seen.success.value, seen.groups * seen.group_size
     learn_first = "imitate more (cold_start.episodes, cold_start.epochs)" if seen.cold_started else "start from demonstrations (cold_start)"
+    helped = ", or give a hint or a demonstration (dead_groups)" if seen.compares_siblings else ""
     if p == 0:
         return Advice(
             subject="too_hard",
             text=f"Not one of {episodes} episodes succeeded, so success is below {3 / episodes:.2g} (rule of three) and nothing can be "
-            f"reinforced. Siblings and temperature cannot help: {learn_first}, take an easier level (env.params), or help with a hint.",
+            f"reinforced. Siblings and temperature cannot help: {learn_first}, take an easier level (env.params){helped}.",
         )
     waste = f"{seen.all_zero.value:.0%} of the groups contain no success" + (" and carry no gradient" if seen.compares_siblings else "")
     siblings = math.ceil(math.log(_FEW) / math.log(1 - p))
     more = (
         f", or raise rollout.group_size to {siblings}, with which half of the groups contain a success"
-        if seen.group_size < siblings
+        if seen.compares_siblings and seen.group_size < siblings
         else ""
     )
     hotter = "" if seen.invalid_turns > _INVALID else "; a higher rollout.temperature explores more"
     return Advice(
         subject="too_hard",
-        text=f"Success is {p:.3f}: {waste}. Take an easier level (env.params) or {learn_first}{more}{hotter}.",
+        text=f"Success is {p:.3f}: {waste}. Take an easier level (env.params) or {learn_first}{more}{helped}{hotter}.",
     )
 
 
@@ -149,7 +150,8 @@ def _uneven(seen: Preflight) -> Advice:
         subject="uneven",
         text=f"Only {seen.mixed.value:.0%} of the groups carry a gradient, although success is {seen.success.value:.3f}; were all tasks "
         f"equally hard, {expected:.0%} would. Tasks are solved always ({seen.all_one.value:.0%}) or never ({seen.all_zero.value:.0%}), so "
-        "choose tasks between the two (env.params), or raise rollout.temperature if the policy hardly varies.",
+        "choose tasks between the two (env.params), let new tasks take the place of dead groups (dead_groups.resample_rounds=2), or raise "
+        "rollout.temperature if the policy hardly varies.",
     )
 
 

@@ -82,7 +82,7 @@ def _numbers(seen: Preflight, seconds: StepSeconds) -> Table:
     if seen.failed:
         table.add_row("failed groups", str(seen.failed), "not counted above")
     table.add_row("")
-    table.add_row("a step", duration(seconds.step))
+    table.add_row("a step", duration(seconds.step), "improve phase not included" if seen.in_rounds else "")
     for name in ("generate", "learn", "push"):
         table.add_row(f"  {name}", duration(getattr(seconds, name)))
     return table

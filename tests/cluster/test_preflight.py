@@ -74,6 +74,7 @@ def numbers(p: float, mixed: float, size: int = 16, groups: int = 100, **changes
     seen = Preflight(
         method="dr_grpo",
         compares_siblings=True,
+        in_rounds=False,
         best_success=1.0,
         cold_started=False,
         group_size=size,
@@ -111,7 +112,8 @@ def numbers(p: float, mixed: float, size: int = 16, groups: int = 100, **changes
         (numbers(0.4, 0.2), "uneven", "were all tasks equally hard, 100% would"),
         (numbers(0.5, 0.9), "groups", "14.4 of the 16 of a step"),
         (numbers(0.5, 0.2, compares_siblings=False, method="ppo"), "groups", "ppo needs no comparison of siblings"),
-        (numbers(0.01, 0.1, compares_siblings=False), "too_hard", "of the groups contain no success. Take"),
+        (numbers(0.01, 0.1, compares_siblings=False, method="ppo"), "groups", "every step has something to learn"),
+        (numbers(0.002, 0.1, compares_siblings=False), "too_hard", "of the groups contain no success. Take"),
         (numbers(0.5, 0.9, cut_turns=0.05), "turn_limit", "rollout.max_turn_tokens=6: more than half of all groups contain one"),
         (numbers(0.5, 0.9, cut_contexts=0.05), "context_limit", "rollout.max_context_tokens=128"),
         (numbers(0.5, 0.9, invalid_turns=0.2), "format", "start from demonstrations (cold_start.episodes=1000)"),
@@ -134,7 +136,7 @@ def test_every_setting_that_an_advice_names_exists() -> None:
     wrong = {"invalid_turns": 0.2, "cut_turns": 0.5, "cut_contexts": 0.5}
     several = [numbers(p, 0.1, cold_started=cold, **wrong) for p in (0.0, 0.02, 0.4, 0.98) for cold in (True, False)]
     texts = " ".join(one.text for seen in several for one in advise(seen))
-    keys = set(re.findall(r"\b(?:cold_start|rollout|learner|algorithm)\.\w+", texts))
+    keys = set(re.findall(r"\b(?:cold_start|rollout|dead_groups)\.\w+", texts))
     assert len(keys) >= 6
     tree = load_config("number-search-tiny").model_dump()
     assert [key for key in keys if key.partition(".")[2] not in tree[key.partition(".")[0]]] == []
