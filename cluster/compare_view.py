@@ -47,7 +47,9 @@ def result_table(title: str, rows: Sequence[Row], threshold: float) -> Table:
     found = Table(title=title, title_style="bold", title_justify="left", border_style="cyan")
     head, *body = cells(rows, threshold)
     for name in head:
-        found.add_column(name, justify="left" if name == head[0] else "right")
+        found.add_column(
+            name.replace(" ", "\n", 1), justify="left" if name == head[0] else "right", no_wrap=name != head[0], overflow="fold"
+        )
     for row in body:
         found.add_row(*row)
     found.caption, found.caption_justify = footnote(rows, threshold), "left"
@@ -67,7 +69,7 @@ def markdown(title: str, rows: Sequence[Row], threshold: float, failures: Mappin
 def cells(rows: Sequence[Row], threshold: float) -> list[list[str]]:
     """The table as text: the heads, then a row a variant."""
     first = rows[0].variant
-    heads = ["method", "seeds", "before", "after", "mean over the run", f"episodes to {threshold:.3g}", "seconds", f"vs {first}"]
+    heads = ["method", "seeds", "before", "after", "run mean", f"episodes to {threshold:.3g}", "seconds", f"vs {first}"]
     body = [
         [
             row.variant,
@@ -89,7 +91,7 @@ def cells(rows: Sequence[Row], threshold: float) -> list[list[str]]:
 def footnote(rows: Sequence[Row], threshold: float) -> str:
     """What the columns mean."""
     return (
-        "Sampled success on all evaluation tasks, means over seeds; brackets: 95 % interval over seeds (Student's t). Mean over the run: "
+        "Sampled success on all evaluation tasks, means over seeds ± their 95 % interval (Student's t). Run mean: "
         f"of success, over as many episodes as every run has. Episodes to {threshold:.3g}: until success first reached it (in brackets: by "
         f"how many seeds, if not by all). Seconds: sampling, learning and pushing. vs {rows[0].variant}: the difference in success after, "
         "seed by seed, from the same start."
@@ -97,9 +99,9 @@ def footnote(rows: Sequence[Row], threshold: float) -> str:
 
 
 def _interval(value: Mean, form: str = ".3f") -> str:
-    if value.low is None or value.high is None:
+    if value.high is None:
         return format(value.value, form)
-    return f"{value.value:{form}} [{value.low:{form}}, {value.high:{form}}]"
+    return f"{value.value:{form}} ± {value.high - value.value:.3f}"
 
 
 def write_picture(path: Path, title: str, curves: Mapping[str, Mapping[int, Curve]], best: float) -> None:
