@@ -120,10 +120,11 @@ def selfcheck(recipe: Recipe, overrides: Overrides = None, as_json: AsJson = Fal
 def _config(recipe: str, overrides: list[str]) -> "RunConfig":
     """The config of a recipe; the folder of a run stands for its last policy, which needs no cold start any more."""
     from cluster.load_config import load_config
-    from cluster.run_dir import MARK
 
-    if not (Path(recipe) / MARK).is_file():
-        return load_config(recipe, overrides)
-    from cluster.evaluate import eval_config
+    if Path(recipe).is_dir():
+        from cluster.evaluate import eval_config
+        from cluster.run_folder import MARK
 
-    return eval_config(recipe, None, [], ["cold_start.episodes=0", *overrides])
+        if (Path(recipe) / MARK).is_file():
+            return eval_config(recipe, None, [], ["cold_start.episodes=0", *overrides])
+    return load_config(recipe, overrides)

@@ -15,7 +15,7 @@ from typing import Any
 from cluster.comparison import Run
 from cluster.interrupt import terminated_as_interrupted, uninterrupted
 from cluster.load_config import load_config
-from cluster.run_dir import MARK
+from cluster.run_folder import MARK
 from envs.errors import InputError
 
 _POLL_S = 0.5

@@ -19,7 +19,6 @@ from cluster.sample import finish_sampling
 from cluster.selfcheck_cases import Case, cases
 from cluster.selfcheck_step import Outcome, Setup, largest_difference, opened, plain, take, take_as_ranks
 from cluster.started import started
-from cluster.weights import free_port
 from envs.errors import InputError
 from learner.batch import optimizer_steps
 from learner.credit import initial_baseline
@@ -29,7 +28,6 @@ from learner.plan import resolve
 from learner.types import Judgement, OptimizerStep
 from rollout.types import Group, Trajectory
 
-_HOST = "127.0.0.1"
 TOLERANCES = {"float32": 1e-4, "bfloat16": 0.05}
 """Largest difference that counts as rounding, relative to the largest update, by `learner.dtype`."""
 
@@ -118,7 +116,7 @@ def check_batch(config: RunConfig, batch: Batch, view: LiveView, scratch: Path) 
     threads = config.cluster.learner_threads
     torch.set_num_threads(threads)
     view.phase("comparing the log-probs of sampler and learner")
-    with opened(setup, free_port(_HOST)) as learner:
+    with opened(setup) as learner:
         before = {name: weight.cpu().clone() for name, weight in learner.named_weights()}
         logprobs = compare_logprobs(learner, batch.groups, config)
         norm = float(learner.train_step(ways[0].shares[0])["learner/grad_norm"].value)
@@ -209,13 +207,13 @@ def _outcomes(
     alone = [case for case in ways if case.ranks == 1]
     for number, case in enumerate(alone):
         view.progress(number, len(alone), "taking the step again, cut another way")
-        with opened(setup, free_port(_HOST)) as learner:
+        with opened(setup) as learner:
             outcomes.append(take(learner, case, reference))
     for count in dict.fromkeys(case.ranks for case in ways if case.ranks > 1):
         view.phase(f"taking the step on {count} ranks")
         among = [case for case in ways if case.ranks == count]
         try:
-            outcomes += take_as_ranks(setup, among, reference, scratch, [free_port(_HOST) for _ in among], max(1, threads // count))
+            outcomes += take_as_ranks(setup, among, reference, scratch, max(1, threads // count))
         except (ProcessExitedException, ProcessRaisedException) as error:
             raise RunError(f"the step on {count} ranks failed:\n{error}") from error
     return outcomes

@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 from torch.multiprocessing.spawn import spawn
 
 from cluster.selfcheck_cases import Case
@@ -48,8 +50,8 @@ def plain(learner: LearnerConfig) -> LearnerConfig:
 
 
 @contextmanager
-def opened(setup: Setup, port: int, *, rank: int = 0, ranks: int = 1) -> Iterator[Learner]:
-    """A learner as one of `ranks`, who meet at `port` of this machine."""
+def opened(setup: Setup, *, rank: int = 0, ranks: int = 1, store: Store | None = None) -> Iterator[Learner]:
+    """A learner, alone or as one of `ranks`, who meet in `store`."""
     learner = Learner(
         setup.policy,
         setup.learner,
@@ -58,7 +60,7 @@ def opened(setup: Setup, port: int, *, rank: int = 0, ranks: int = 1) -> Iterato
         total_steps=1,
         rank=rank,
         world_size=ranks,
-        port=port,
+        store=store,
         timeout_s=setup.timeout_s,
     )
     try:
@@ -79,12 +81,10 @@ def largest_difference(weights: Iterable[tuple[str, torch.Tensor]], reference: W
     return float(torch.stack(gaps).max())
 
 
-def take_as_ranks(
-    setup: Setup, cases: Sequence[Case], reference: Weights, scratch: Path, ports: Sequence[int], threads: int
-) -> list[Outcome]:
-    """The outcomes of cases of one number of ranks, each rank a process of its own on this machine; a port for each case."""
+def take_as_ranks(setup: Setup, cases: Sequence[Case], reference: Weights, scratch: Path, threads: int) -> list[Outcome]:
+    """The outcomes of cases of one number of ranks, each rank a process of its own on this machine."""
     ranks = cases[0].ranks
-    torch.save((setup, list(cases), dict(reference), list(ports)), scratch / "step.pt")
+    torch.save((setup, list(cases), dict(reference)), scratch / "step.pt")
     spawn(_rank, args=(ranks, scratch, threads), nprocs=ranks)
     return [Outcome(**one) for one in json.loads((scratch / "outcomes.json").read_text())]
 
@@ -94,10 +94,11 @@ def _rank(rank: int, ranks: int, scratch: Path, threads: int) -> None:
         torch.set_num_threads(threads)
         if torch.cuda.is_available():
             torch.cuda.set_device(rank)
-        setup, cases, reference, ports = torch.load(scratch / "step.pt", weights_only=False)
+        setup, cases, reference = torch.load(scratch / "step.pt", weights_only=False)
         outcomes = []
-        for case, port in zip(cases, ports, strict=True):
-            with opened(setup, port, rank=rank, ranks=ranks) as learner:
+        for number, case in enumerate(cases):
+            meeting = dist.FileStore(str(scratch / f"meeting {ranks} {number}"), ranks)
+            with opened(setup, rank=rank, ranks=ranks, store=meeting) as learner:
                 outcomes.append(take(learner, case, reference, rank))
         if rank == 0:
             (scratch / "outcomes.json").write_text(json.dumps([asdict(one) for one in outcomes]))

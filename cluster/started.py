@@ -2,7 +2,7 @@
 
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from cluster.actors import running
@@ -20,8 +20,11 @@ def started(config: RunConfig, view: LiveView) -> Iterator[Training]:
     """Start every process of a run and make the policy that RL would begin with: the cold start is done if the recipe has one."""
     for sentence in check_before_start(config):
         view.message(f"note: {sentence}")
-    with tempfile.TemporaryDirectory(prefix="pickaxe-") as scratch, terminated_as_interrupted():
-        folder = RunFolder.create(Path(scratch) / "run", config, overwrite=False)
+    with (
+        tempfile.TemporaryDirectory(prefix="pickaxe-") as scratch,
+        closing(RunFolder.create(Path(scratch) / "run", config, overwrite=False)) as folder,
+        terminated_as_interrupted(),
+    ):
         view.phase("preparing the model")
         model = prepare_model(config, folder.path)
         view.phase(f"starting {config.cluster.generators} generator(s), {config.cluster.learners} learner rank(s)")

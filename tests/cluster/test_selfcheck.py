@@ -15,7 +15,6 @@ from cluster.load_config import load_config
 from cluster.selfcheck import Batch, check_batch, judge_step
 from cluster.selfcheck_cases import Case, Shares, cases, shuffled
 from cluster.selfcheck_step import Outcome, Setup, largest_difference, opened, plain, take
-from cluster.weights import free_port
 from envs.errors import InputError
 from learner.batch import optimizer_steps
 from learner.credit import initial_baseline
@@ -104,14 +103,14 @@ def test_a_step_of_another_scale_or_without_a_row_is_seen(policy: Path) -> None:
     (parts,) = right.shares
     halved = replace(parts[0], inverse_z_BT=parts[0].inverse_z_BT / 2)
     wrong = {"twice": (*parts, *parts), "half of one": (halved, *parts[1:]), "one less": parts[1:]}
-    with opened(setup, free_port("127.0.0.1")) as learner:
+    with opened(setup) as learner:
         before = {name: weight.clone() for name, weight in learner.named_weights()}
         norm = float(learner.train_step(parts)["learner/grad_norm"].value)
         reference = {name: weight.clone() for name, weight in learner.named_weights()}
     update = largest_difference(before.items(), reference)
     for name, share in wrong.items():
         case = Case(name=name, shares=(share,))
-        with opened(setup, free_port("127.0.0.1")) as learner:
+        with opened(setup) as learner:
             outcome = take(learner, case, reference)
         assert not judge_step(case, outcome, update, norm, tolerance=0.05).passed, name
         if name == "twice":
