@@ -4,16 +4,15 @@ import logging
 import os
 import random
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from cluster import cli_lab, cli_model
-from cluster.interrupt import INTERRUPTED
+from cluster import cli_checks, cli_compare, cli_lab, cli_model
+from cluster.cli_shared import AsJson, Overrides, failing, interrupted
 from envs.errors import InputError, did_you_mean
 
 app = typer.Typer(
@@ -24,12 +23,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
+app.add_typer(cli_checks.app)
+app.add_typer(cli_compare.app)
 app.add_typer(cli_model.app, name="model")
 app.add_typer(cli_lab.app, name="lab")
 
-Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY.SUB=VALUE]...", help="Changes to the config, such as learner.lr=1e-4.")
-]
 Params = Annotated[list[str] | None, typer.Option("--param", metavar="K=V", help="A setting of the environment; give it again for more.")]
 
 
@@ -44,15 +42,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except InputError as error:
         print(f"pickaxe: {error}", file=sys.stderr)
         sys.exit(2)
-
-
-@contextmanager
-def _interrupted(words: str) -> Iterator[None]:
-    try:
-        yield
-    except KeyboardInterrupt:
-        print(words, file=sys.stderr)
-        raise typer.Exit(INTERRUPTED) from None
 
 
 def _print_version(wanted: bool) -> None:
@@ -101,7 +90,7 @@ def train(
         check_free(run_dir, overwrite=overwrite)
     elif overwrite:
         raise InputError("--overwrite needs --run-dir: without it every run gets a folder of its own")
-    with _interrupted("Interrupted before the run had begun."):
+    with interrupted("Interrupted before the run had begun."):
         print("loading torch, ray and vLLM ...", file=sys.stderr)
         from cluster.before_start import check_before_start
 
@@ -124,7 +113,7 @@ def evaluate(
     greedy: Annotated[bool, typer.Option("--greedy/--no-greedy", help="Also play every task once greedily.")] = True,
     max_tasks: Annotated[int | None, typer.Option(min=1, help="Only the first so many tasks. [default: as the run, or all]")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of sampling and tasks. [default: the run's, or 0]")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure how often a policy succeeds, on the tasks of the environment's `eval` split.
 
@@ -141,19 +130,15 @@ def evaluate(
     changes = [*(overrides or [])]
     changes += [f"eval.max_tasks={max_tasks}"] if max_tasks is not None else []
     changes += [f"seed={seed}"] if seed is not None else []
-    with _interrupted("Interrupted; every process has ended."):
+    with interrupted("Interrupted; every process has ended."):
         print("loading torch, ray and vLLM ...", file=sys.stderr)
         from rich.console import Console
 
-        from cluster.actors import RunError
         from cluster.evaluate import eval_config, evaluate_policy, evaluation_table
 
         config = eval_config(model, env, env_param or [], changes)
-        try:
+        with failing():
             found = evaluate_policy(config, samples=samples, greedy=greedy, console=Console(stderr=True))
-        except RunError as error:
-            print(f"pickaxe: {error}", file=sys.stderr)
-            raise typer.Exit(1) from None
     if as_json:
         print(found.to_json())
     else:
@@ -162,12 +147,14 @@ def evaluate(
 
 @app.command()
 def recipes() -> None:
-    """List the shipped recipes."""
+    """List the shipped recipes, and the comparisons for `pickaxe compare`."""
+    from cluster.comparison import comparison_names, load_comparison
     from cluster.load_config import load_config, recipe_names
 
-    names = recipe_names()
-    for name in names:
-        print(f"{name:<{max(map(len, names))}}  {load_config(name).description}")
+    described = {name: load_config(name).description for name in recipe_names()}
+    described |= {f"compare {name}": load_comparison(name).description for name in comparison_names()}
+    for name, description in described.items():
+        print(f"{name:<{max(map(len, described))}}  {description}")
 
 
 @app.command()
@@ -246,5 +233,5 @@ def bench(
     """
     from cluster.bench import bench as run
 
-    with _interrupted("pickaxe: interrupted; nothing was written"):
+    with interrupted("pickaxe: interrupted; nothing was written"):
         run(out, list(overrides or []), repeats)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cluster.cli_shared import make_folder
 from envs.errors import InputError, did_you_mean
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def bandit_command(
 
     pulls = {b: bandit_gradients(b, episodes=1) for b in baselines}
     means = {b: bandit_gradients(b, episodes=_PULLS) for b in baselines}
-    path = _file(out, "bandit.png")
+    path = make_folder(out) / "bandit.png"
     write_bandit(path, pulls, means, _PULLS, found.true_gradient)
     Console().print(bandit_table(found))
     print(f"wrote {path}")
@@ -110,7 +111,7 @@ def weights(method: MethodName = None, out: Out = Path("lab")) -> None:
 
     episodes = lecture_episodes()
     weighted = [weigh(episodes, name) for name in names]
-    path = _file(out, "weights.html")
+    path = make_folder(out) / "weights.html"
     write_page(path, episodes, weighted)
     console = Console(highlight=False)
     for one in weighted:
@@ -141,7 +142,7 @@ def variance(
     from cluster.lab_pictures import write_variance
     from cluster.lab_tables import variance_table
 
-    path = _file(out, "variance.png")
+    path = make_folder(out) / "variance.png"
     write_variance(path, rows, toy)
     shown = [row for row in rows if row.success_rate in _RATES]
     Console().print(variance_table(shown, f"Noise to signal of the gradient: toy {toy}, G = {group_size}"))
@@ -174,11 +175,3 @@ def _methods(method: str | None) -> list[str]:
     if method not in METHODS:
         raise InputError(f"unknown method {method!r}; {did_you_mean(method, list(METHODS))}")
     return [method]
-
-
-def _file(folder: Path, name: str) -> Path:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"cannot make the folder {folder}: {error.strerror}; give --out another one") from error
-    return folder / name

@@ -62,7 +62,8 @@ class LiveView:
         if self._live is not None:
             self._live.start()
         else:
-            self._line(f"pickaxe  {self._state.title}  {self._state.total_steps} steps")
+            steps = f"  {self._state.total_steps} steps" if self._state.total_steps else ""
+            self._line(f"pickaxe  {self._state.title}{steps}")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

@@ -26,7 +26,7 @@ def load_config(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:
     Values are YAML (`steps=10`, `learner.lr=1e-4`, `rollout.temperature=0.7`, `model.path=null`). Raises `InputError` for an
     unknown recipe or key (with the closest name), a value out of range, or a combination that cannot run (with the reason).
     """
-    return override_config(_read(recipe), overrides, recipe)
+    return override_config(read_recipe(recipe), overrides, recipe)
 
 
 def override_config(tree: dict[str, Any], overrides: Sequence[str], source: str) -> RunConfig:
@@ -70,7 +70,8 @@ def dump_config(config: RunConfig) -> str:
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
 
 
-def _read(recipe: str) -> dict[str, Any]:
+def read_recipe(recipe: str) -> dict[str, Any]:
+    """The tree of a shipped recipe by name or of a YAML file by path, not validated. Raises `InputError` if there is no such file."""
     path = RECIPES / f"{recipe}.yaml"
     if not path.is_file():
         path = Path(recipe)

@@ -188,13 +188,13 @@ class Learner:
         return logp_M
 
     @torch.no_grad()
-    def logprobs(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:
-        """The log-prob of every token but the first of each row, in nats, at temperature 1: one list of `len(row) - 1` a row."""
+    def logprobs(self, rows: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
+        """The log-prob of every token but the first of each row, in nats, at `temperature`: one list of `len(row) - 1` a row."""
         lengths = torch.tensor([len(row) for row in rows])
         positions_T = torch.arange(int(lengths.max()))
         mask_BT = (positions_T < lengths[:, None]) & (positions_T > 0)
         token_ids_BT = torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
-        logp_M, *_ = self._engine.forward(token_ids_BT.to(self._device), mask_BT.to(self._device), 1.0)
+        logp_M, *_ = self._engine.forward(token_ids_BT.to(self._device), mask_BT.to(self._device), temperature)
         return [part.tolist() for part in torch.split(logp_M.cpu(), (lengths - 1).tolist())]
 
     def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:

@@ -8,6 +8,7 @@ import pytest
 from typer.main import get_command
 
 from cluster.cli import app
+from cluster.comparison import load_comparison
 from cluster.load_config import load_config, recipe_names
 from learner.methods import METHODS
 
@@ -37,6 +38,8 @@ def test_every_command_of_the_readme_exists(words: list[str]) -> None:
     assert {word for word in words if word.startswith("--")} <= options | {"--help"}
     if words[1] == "train":
         load_config(words[2], [word for word in words[3:] if "=" in word])
+    if words[1] == "compare":
+        load_comparison(words[2])
     if words[1] == "explain":
         assert words[2] in recipe_names() or words[2] in METHODS
 

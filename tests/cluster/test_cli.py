@@ -198,11 +198,14 @@ def test_evaluating_an_unfinished_run_says_so(capsys: pytest.CaptureFixture[str]
 def test_recipes_are_the_shipped_files_and_all_are_valid(capsys: pytest.CaptureFixture[str]) -> None:
     import cluster
 
-    files = sorted(path.stem for path in (Path(cluster.__file__).parent / "recipes").iterdir())
+    recipes, comparisons = (
+        sorted(path.stem for path in (Path(cluster.__file__).parent / name).iterdir()) for name in ("recipes", "comparisons")
+    )
     assert status(["recipes"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == files == recipe_names()
-    assert all(len(line.split()) > 4 for line in lines), "every recipe has a description"
+    names, descriptions = zip(*(line.split("  ", maxsplit=1) for line in capsys.readouterr().out.splitlines()), strict=True)
+    assert [name.strip() for name in names] == [*recipes, *(f"compare {name}" for name in comparisons)]
+    assert recipes == recipe_names()
+    assert all(len(description.split()) > 4 for description in descriptions), "every recipe has a description"
 
 
 def test_explain_prints_the_config_and_the_formula_that_run(capsys: pytest.CaptureFixture[str]) -> None:
@@ -247,7 +250,16 @@ def test_light_commands_import_nothing_heavy() -> None:
         "try:\n    main(sys.argv[1:])\nexcept SystemExit:\n    pass\n"
         "print([name for name in ('torch', 'ray', 'vllm', 'transformers', 'deepspeed', 'matplotlib') if name in sys.modules])"
     )
-    for arguments in (["--help"], ["--version"], ["recipes"], ["explain", "grpo"], ["train", RECIPE, "steps=abc"], ["play"]):
+    for arguments in (
+        ["--help"],
+        ["--version"],
+        ["recipes"],
+        ["explain", "grpo"],
+        ["train", RECIPE, "steps=abc"],
+        ["play"],
+        ["compare", "x"],
+        ["selfcheck", "x"],
+    ):
         done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True)
         assert done.stdout.splitlines()[-1] == "[]", arguments
 
