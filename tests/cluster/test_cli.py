@@ -264,6 +264,16 @@ def test_light_commands_import_nothing_heavy() -> None:
         assert done.stdout.splitlines()[-1] == "[]", arguments
 
 
+@pytest.mark.parametrize(
+    ("module", "heavy"), [("cluster.supervise", ("vllm",)), ("cluster.workers", ("torch", "vllm", "transformers", "deepspeed"))]
+)
+def test_processes_import_what_they_use(module: str, heavy: Sequence[str]) -> None:
+    """The controller never needs vLLM, and an environment worker nothing that takes seconds and hundreds of megabytes."""
+    program = f"import sys, {module}\nprint([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
 def test_signals_end_a_run_once_and_never_its_end() -> None:
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(KeyboardInterrupt), terminated_as_interrupted():
