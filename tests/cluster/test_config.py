@@ -16,7 +16,7 @@ from envs.errors import InputError
 ROOT = RECIPES.parent.parent
 TINY = "number-search-tiny"
 GRPO = ("algorithm.drift=none",)
-REST = ("algorithm.method=rest", "algorithm.drift=null", "learner.minibatches=1")
+REST = ("algorithm.method=rest", "algorithm.drift=null", "algorithm.kl_coef=null", "learner.minibatches=1")
 
 
 def models(model: type[BaseModel]) -> Iterator[type[BaseModel]]:

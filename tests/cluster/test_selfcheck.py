@@ -38,7 +38,7 @@ def groups(*, alike: bool = False) -> list[Group]:
 
 def config(*overrides: str) -> RunConfig:
     shape = ("rollout.groups_per_step=2", "rollout.group_size=4", "learner.minibatches=1", "learner.micro_batch_tokens=27")
-    return load_config("number-search-tiny", [*shape, "algorithm.entropy_coef=0", "cluster.learner_threads=1", *overrides])
+    return load_config("number-search-tiny", [*shape, "algorithm.kl_coef=null", "cluster.learner_threads=1", *overrides])
 
 
 def cut_step(ranks: int, budget: int) -> OptimizerStep:
