@@ -16,10 +16,9 @@ from envs.errors import InputError, did_you_mean
 
 LEVELS = {"L1": (1, 2), "L2": (3, 4), "L3": (5, 8), "L4": (9, 16), "L5": (17, 40)}
 """Fewest and most actions of the shortest plan."""
-HEAD_START = 4
-COUNTS = (1, 2, 3)
+HEAD_START = 6
+COUNTS = (1, 2)
 _HELD_OUT_SHARE = 8
-_TRAIN, _HELD_OUT = False, True
 
 
 class CraftingParams(BaseModel):
@@ -109,30 +108,34 @@ def _eval(params: CraftingParams) -> Iterator[Task]:
 
 def draw(params: CraftingParams, split: str, level: str, random: Random) -> Task:
     """A task of the level and the split: a world of that side, a goal of that side, a start some steps into its shortest plan."""
-    low, high = LEVELS[level]
-    new_world = split == "eval" and params.held_out != "goals"
+    held_out = split == "eval"
+    new_world = held_out and params.held_out != "goals"
     while True:
-        length = random.randint(low, high)
+        length = random.randint(*LEVELS[level])
         world = generate(random.randrange(params.worlds))
-        if _side(world.key()) is not new_world:
+        if _is_held_out(world.key()) is not new_world:
             continue
-        goals = [
-            (recipe.item, count, plan)
-            for recipe in world.recipes
-            if recipe.inputs and (params.held_out != "depth" or (depth(world.recipes, recipe.item) > params.train_depth) is new_world)
-            for count in (COUNTS if recipe.item not in world.apparatus else COUNTS[:1])
-            if length <= sum((plan := executions(world.recipes, recipe.item, count, {})).values()) <= length + HEAD_START
-        ]
-        if not goals:
-            continue
-        goal, count, plan = random.choice(goals)
-        needed = closure(world.recipes, goal)
-        key = content_key(needed, goal)
-        if _side(key) is (split == "eval"):
-            return _task(params, split, level, world, needed, goal, count, sum(plan.values()) - length, key, random)
+        goals = _goals(params, world, length, deeper=new_world)
+        random.shuffle(goals)
+        for goal, count in goals:
+            needed = closure(world.recipes, goal)
+            if _is_held_out(content_key(needed, goal)) is held_out:
+                return _task(params, split, level, world, needed, goal, count, length, random)
 
 
-def _side(key: str) -> bool:
+def _goals(params: CraftingParams, world: World, length: int, *, deeper: bool) -> list[tuple[str, int]]:
+    """(item, count) of the crafted items whose shortest plan from nothing has `length` actions or a few more."""
+    goals = []
+    for recipe in world.recipes:
+        if not recipe.inputs or (params.held_out == "depth" and (depth(world.recipes, recipe.item) > params.train_depth) is not deeper):
+            continue
+        for count in COUNTS[: 1 if recipe.item in world.apparatus else None]:
+            if length <= sum(executions(world.recipes, recipe.item, count, {}).values()) <= length + HEAD_START:
+                goals.append((recipe.item, count))
+    return goals
+
+
+def _is_held_out(key: str) -> bool:
     """True if content with this hash is held out of training: one in eight."""
     return int(key, 16) % _HELD_OUT_SHARE == 0
 
@@ -145,22 +148,17 @@ def _task(
     needed: tuple[Recipe, ...],
     goal: str,
     count: int,
-    head_start: int,
-    key: str,
+    length: int,
     random: Random,
 ) -> Task:
     state = State(recipes=needed, goal=goal, count=count, stock={})
-    for _ in range(head_start):
-        plan = state.plan()
+    while sum((plan := state.plan()).values()) > length:
         recipe = random.choice([recipe for recipe in state.ready() if recipe.item in plan])
         state.execute(recipe.verb, recipe.item)
-    plan = state.plan()
-    length = sum(plan.values())
     asked = params.recipes == "asked"
     optimal = length + (len(plan) if asked else 0)
-    low, high = LEVELS[level]
-    assert low <= length <= high and not state.reached, f"a shortest plan of {length} actions in {level}"
-    recipes = _with_distractors(world, needed, params.distractors, random)
+    assert sum(plan.values()) == length, f"a shortest plan of {sum(plan.values())} actions instead of {length}"
+    recipes = _with_distractors(world, needed, goal, params.distractors, random)
     data: dict[str, Any] = {
         "recipes": [recipe.to_json() for recipe in recipes],
         "goal": goal,
@@ -177,15 +175,16 @@ def _task(
         data["supply"] = {item: math.ceil(params.slack * plan.get(item, 0)) for item in sources}
     if params.skin == "plain":
         data["names"] = {recipe.item: world.plain[recipe.item] for recipe in recipes}
-    identity = f"crafting/{level}/{key}/{content_key(recipes, count, data['stock'])}"
+    identity = f"crafting/{level}/{content_key(needed, goal)}/{content_key(recipes, count, data['stock'])}"
     return Task(id=identity, env="crafting", split=split, level=level, seed=0, data=data)
 
 
-def _with_distractors(world: World, needed: tuple[Recipe, ...], count: int, random: Random) -> tuple[Recipe, ...]:
-    """The needed recipes and up to `count` others that can be executed too, so that they tempt and use up materials."""
+def _with_distractors(world: World, needed: tuple[Recipe, ...], goal: str, count: int, random: Random) -> tuple[Recipe, ...]:
+    """The needed recipes and up to `count` others that can be executed before the goal is reached, so that they tempt and use up."""
     shown = {recipe.item for recipe in needed}
     for _ in range(count):
-        others = [recipe for recipe in world.recipes if recipe.item not in shown and shown.issuperset(recipe.asks_for())]
+        made = shown - {goal}
+        others = [recipe for recipe in world.recipes if recipe.item not in shown and made.issuperset(recipe.asks_for())]
         if not others:
             break
         shown.add(random.choice(others).item)

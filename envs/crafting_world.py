@@ -7,16 +7,17 @@ Stations (a bench, a furnace) and tools (picks) are needed but never used up, an
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 from envs.crafting_names import Namer
 
 INDICES = 8
-_INPUTS, _INPUT_WEIGHTS = (1, 2, 3), (35, 50, 15)
-_AMOUNTS, _AMOUNT_WEIGHTS = (1, 2, 3), (60, 30, 10)
+_MORE_INPUTS = (0, 1, 1, 1, 2)
+_AMOUNTS = (1, 1, 1, 2)
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,80 +95,81 @@ def depth(recipes: Iterable[Recipe], goal: str) -> int:
 
 
 class _Tree:
-    """A world while it grows. `stuff` are the items that may be ingredients, in the order in which they were found."""
+    """A world while it grows, layer on layer: what is made in one layer is an ingredient only in later ones."""
 
     def __init__(self, number: int) -> None:
         self.random = Random(number)
         self.namer = Namer(self.random)
         self.recipes: list[Recipe] = []
         self.plain: dict[str, str] = {}
-        self.stuff: list[str] = []
         self.apparatus: list[str] = []
         self._free: dict[int, list[int]] = {}
 
     def source(self, verb: str, needs: str | None = None) -> str:
         """An item that the land gives, by hand or with a tool."""
-        item = self._add(verb, self.random.choice((1, 1, 2, 2, 3)), (), needs)
+        item = self._add(verb, self._one_of((1, 1, 2)), (), needs)
         self.plain[item] = self.namer.source(verb)
-        self.stuff.append(item)
         return item
 
-    def craft(self, newest: int, needs: str | None = None) -> str:
-        """An item made by hand or at a station, from one of the `newest` things and perhaps others."""
-        made = self._add("craft", self.random.choice((1, 1, 1, 1, 2)), self._ingredients(newest), needs)
+    def craft(self, first: Sequence[str], others: Sequence[str], needs: str | None = None) -> str:
+        """An item made by hand or at a station, from one of `first` and perhaps some of `others`."""
+        made = self._add("craft", self._one_of((1, 1, 1, 1, 2)), self._ingredients(first, others), needs)
         self.plain[made] = self.namer.crafted(self.plain[self.recipes[-1].inputs[0][0]])
-        self.stuff.append(made)
         return made
 
-    def smelt(self, ore: str, fuel: str, furnace: str) -> str:
-        """An item smelted from an ore, with fuel, at a furnace."""
-        made = self._add("smelt", 1, ((ore, self.random.choice((1, 1, 2))), (fuel, 1)), furnace)
+    def smelt(self, ore: str, fuel: Sequence[str], furnace: str) -> str:
+        """An item smelted from an ore, with one of `fuel`, at a furnace."""
+        made = self._add("smelt", 1, ((ore, self._one_of((1, 1, 2))), (self._one_of(fuel), 1)), furnace)
         self.plain[made] = self.namer.smelted(self.plain[ore])
-        self.stuff.append(made)
         return made
 
-    def build(self, kind: str, newest: int, needs: str | None = None) -> str:
+    def build(self, kind: str, first: Sequence[str], others: Sequence[str], needs: str | None = None) -> str:
         """A station or a tool."""
-        made = self._add("craft", 1, self._ingredients(newest), needs)
+        made = self._add("craft", 1, self._ingredients(first, others), needs)
         self.plain[made] = self.namer.built(kind, self.plain[self.recipes[-1].inputs[0][0]])
         self.apparatus.append(made)
         return made
 
-    def _ingredients(self, newest: int) -> tuple[tuple[str, int], ...]:
-        (count,) = self.random.choices(_INPUTS, _INPUT_WEIGHTS)
-        first = self.random.choice(self.stuff[-newest:])
-        others = [item for item in self.stuff if item != first]
-        items = [first, *self.random.sample(others, min(count - 1, len(others)))]
-        return tuple(zip(items, self.random.choices(_AMOUNTS, _AMOUNT_WEIGHTS, k=len(items)), strict=True))
+    def _ingredients(self, first: Sequence[str], others: Sequence[str]) -> tuple[tuple[str, int], ...]:
+        items = [self._one_of(first)]
+        for _ in range(self._one_of(_MORE_INPUTS)):
+            item = self._one_of(others)
+            if item not in items:
+                items.append(item)
+        return tuple((item, self._one_of(_AMOUNTS)) for item in items)
 
     def _add(self, verb: str, makes: int, inputs: tuple[tuple[str, int], ...], needs: str | None) -> str:
         asked = [*(item for item, _ in inputs), *([needs] if needs else [])]
         level = 1 + max(map(tier, asked), default=-1)
-        free = self._free.setdefault(level, self.random.sample(range(INDICES), INDICES))
-        item = f"m{level}_i{free.pop()}"
+        if level not in self._free:
+            self._free[level] = list(range(INDICES))
+            self.random.shuffle(self._free[level])
+        item = f"m{level}_i{self._free[level].pop()}"
         self.recipes.append(Recipe(item=item, verb=verb, makes=makes, inputs=inputs, needs=needs))
         return item
+
+    def _one_of(self, choices: Sequence[_T]) -> _T:
+        return choices[int(self.random.random() * len(choices))]
 
 
 def generate(number: int) -> World:
     """The world of a number: an age of hands, one of a bench and a first pick, one of a furnace, and one of a second pick."""
     tree = _Tree(number)
     raw = [tree.source("gather") for _ in range(5)]
-    for _ in range(4):
-        tree.craft(newest=6)
-    bench = tree.build("bench", newest=6)
-    for place in (None, None, bench, bench):
-        tree.craft(newest=5, needs=place)
-    furnace = tree.build("furnace", newest=9)
-    pick = tree.build("pick", newest=8, needs=bench)
+    simple = [tree.craft(raw, raw) for _ in range(4)]
+    bench = tree.build("bench", simple, raw)
+    furnace = tree.build("furnace", raw, simple)
+    stuff = raw + simple
+    fine = [tree.craft(simple, stuff, place) for place in (None, None, bench, bench)]
+    pick = tree.build("pick", fine, stuff, bench)
     ores = [tree.source("mine", pick) for _ in range(2)]
-    metals = [tree.smelt(ore, tree.random.choice(raw), furnace) for ore in ores]
-    for place in (None, bench, bench):
-        tree.craft(newest=2, needs=place)
-    pick = tree.build("pick", newest=5, needs=bench)
-    metals.append(tree.smelt(tree.source("mine", pick), tree.random.choice(raw), furnace))
-    for _ in range(2):
-        tree.craft(newest=2, needs=bench)
-    # A recipe asks for earlier items only, and so do the tiers: sorting by tier keeps the order.
+    metals = [tree.smelt(ore, raw, furnace) for ore in ores]
+    stuff += fine
+    worked = [tree.craft(metals, stuff, place) for place in (None, bench, bench)]
+    second_pick = tree.build("pick", metals, stuff, bench)
+    rare = tree.smelt(tree.source("mine", second_pick), raw, furnace)
+    for place in (None, bench):
+        tree.craft([rare], stuff + worked, place)
+    # A recipe asks for lower tiers only, so sorting by tier keeps it behind all that it asks for.
     recipes = sorted(tree.recipes, key=lambda recipe: (tier(recipe.item), recipe.item))
     return World(recipes=tuple(recipes), plain=tree.plain, apparatus=frozenset(tree.apparatus))
