@@ -162,4 +162,5 @@ SPEC = EnvSpec(
     max_turns=max_turns,
     best_success=_best_success,
     hint=hint,
+    view=Crafting.view,
 )

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from envs.contract import Task
 from envs.crafting_plan import executions
 from envs.crafting_state import State
-from envs.crafting_world import Recipe, World, closure, content_key, depth, generate
+from envs.crafting_world import Recipe, World, closure, content_key, depth, generate, in_order
 from envs.errors import InputError, did_you_mean
 
 LEVELS = {"L1": (1, 2), "L2": (3, 4), "L3": (5, 8), "L4": (9, 16), "L5": (17, 40)}
@@ -175,8 +175,8 @@ def _task(
         data["supply"] = {item: math.ceil(params.slack * plan.get(item, 0)) for item in sources}
     if params.skin == "plain":
         data["names"] = {recipe.item: world.plain[recipe.item] for recipe in recipes}
-    identity = f"crafting/{level}/{content_key(needed, goal)}/{content_key(recipes, count, data['stock'])}"
-    return Task(id=identity, env="crafting", split=split, level=level, seed=0, data=data)
+    identity = "/".join((world.key(), content_key(needed, goal), content_key(recipes, count, data["stock"])))
+    return Task(id=f"crafting/{level}/{identity}", env="crafting", split=split, level=level, seed=0, data=data)
 
 
 def _with_distractors(world: World, needed: tuple[Recipe, ...], goal: str, count: int, random: Random) -> tuple[Recipe, ...]:
@@ -195,7 +195,7 @@ def read(task: Task) -> tuple[State, dict[str, str]]:
     """The state that a task begins in, and the name of every item. Raises `InputError` for data of no task of this environment."""
     data = task.data
     try:
-        recipes = tuple(Recipe.read(recipe) for recipe in data["recipes"])
+        recipes = in_order(Recipe.read(recipe) for recipe in data["recipes"])
         names = dict(data.get("names") or {recipe.item: recipe.item for recipe in recipes})
         state = State(recipes=recipes, goal=data["goal"], count=data["count"], stock=data["stock"], supply=data.get("supply"))
         if not names.keys() == state.by_item.keys() >= {state.goal, *data["stock"], *state.supply} or state.reached or data["turns"] < 1:

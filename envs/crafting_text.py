@@ -161,5 +161,5 @@ def view(state: State, shown: Sequence[Recipe], names: Mapping[str, str], turns_
         rows.append((">" if ready else " ", f"{recipe.verb} {names[recipe.item]}{makes}", ", ".join(parts)))
     width = max((len(head) for _, head, _ in rows), default=0)
     held = ", ".join(f"{amount} {names[item]}" for item, amount in state.held())
-    goal = f"Goal: {state.count} {names[state.goal]}   ({have.get(state.goal, 0)} made, {turns_left} turns left)"
+    goal = f"Goal: {state.count} {names[state.goal]}   ({have.get(state.goal, 0)} made, {turns_left} turns left; > can be done now)"
     return "\n".join([goal, *(f" {mark} {head:<{width}}  {parts}".rstrip() for mark, head, parts in rows), f"Bag:  {held or 'empty'}"])

@@ -66,12 +66,23 @@ class World:
 def content_key(recipes: Iterable[Recipe], *rest: Any) -> str:
     """A hash of recipes, in any order, and of other JSON values; the same on every machine and under any hash seed."""
     content = [sorted((recipe.to_json() for recipe in recipes), key=lambda recipe: str(recipe[0])), *rest]
-    return hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=10).hexdigest()
+    return hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=6).hexdigest()
 
 
 def tier(item: str) -> int:
     """The tier in an opaque name: 2 for `m2_i5`."""
     return int(item[1 : item.index("_")])
+
+
+def in_order(recipes: Iterable[Recipe]) -> tuple[Recipe, ...]:
+    """The recipes by tier and name, so that each comes after everything it asks for. Raises `ValueError` if one does not."""
+    ordered = tuple(sorted(recipes, key=lambda recipe: (tier(recipe.item), recipe.item)))
+    known: set[str] = set()
+    for recipe in ordered:
+        if not known.issuperset(recipe.asks_for()):
+            raise ValueError(f"{recipe.item} asks for an item that no lower tier has")
+        known.add(recipe.item)
+    return ordered
 
 
 def closure(recipes: Iterable[Recipe], goal: str) -> tuple[Recipe, ...]:
@@ -170,6 +181,4 @@ def generate(number: int) -> World:
     rare = tree.smelt(tree.source("mine", second_pick), raw, furnace)
     for place in (None, bench):
         tree.craft([rare], stuff + worked, place)
-    # A recipe asks for lower tiers only, so sorting by tier keeps it behind all that it asks for.
-    recipes = sorted(tree.recipes, key=lambda recipe: (tier(recipe.item), recipe.item))
-    return World(recipes=tuple(recipes), plain=tree.plain, apparatus=frozenset(tree.apparatus))
+    return World(recipes=in_order(tree.recipes), plain=tree.plain, apparatus=frozenset(tree.apparatus))
