@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from envs.contract import End, EnvSpec, Message, Step, Task
 from envs.crafting_actions import GRAMMARS, Action
 from envs.crafting_players import PLAYERS
-from envs.crafting_state import Problem, Refusal, State
+from envs.crafting_state import Problem, Refusal
 from envs.crafting_tasks import CraftingParams, max_turns, read, tasks
 from envs.crafting_text import Voice, view, voice
 from envs.metrics import Reduction

@@ -1,7 +1,7 @@
 """Tasks of the crafting environment: settings, levels by the exact length of the shortest plan, and splits by content hash."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import accumulate
 from random import Random
 from typing import Any, Literal
@@ -18,7 +18,10 @@ LEVELS = {"L1": (1, 2), "L2": (3, 4), "L3": (5, 8), "L4": (9, 16), "L5": (17, 40
 """Fewest and most actions of the shortest plan."""
 HEAD_START = 6
 COUNTS = (1, 2)
+TRAIN_DEPTH = 3
+"""The longest chain of recipes in training where depth is held out; every level has goals on both sides of it."""
 _HELD_OUT_SHARE = 8
+_MOST_DRAWS = 20_000
 
 
 class CraftingParams(BaseModel):
@@ -40,11 +43,10 @@ class CraftingParams(BaseModel):
     shaping: float = Field(
         0.0, ge=0, le=0.5, description="Reward of a failure in proportion to the part of the shortest plan it got done; success pays 1."
     )
-    worlds: int = Field(10_000_000, ge=64, description="Worlds to draw from; few worlds can be remembered, many must be read.")
+    worlds: int = Field(10_000_000, ge=1_000, description="Worlds to draw from; few worlds can be remembered, many must be read.")
     held_out: Literal["worlds", "goals", "depth"] = Field(
-        "worlds", description="What is new in eval: worlds, goals in the worlds of training, or chains deeper than train_depth (and worlds)."
+        "worlds", description="What is new in eval: worlds; goals, in worlds of training; or worlds and chains of 4 recipes or more."
     )
-    train_depth: int = Field(4, ge=3, le=6, description="With held_out=depth: the longest chain of recipes in training.")
     eval_per_level: int = Field(40, ge=1, le=10_000, description="Evaluation tasks of each level.")
 
     @field_validator("levels", mode="before")
@@ -99,9 +101,11 @@ def _eval(params: CraftingParams) -> Iterator[Task]:
     seen: set[str] = set()
     for _ in range(params.eval_per_level):
         for level, random in randoms.items():
-            task = draw(params, "eval", level, random)
-            while task.id in seen:
-                task = draw(params, "eval", level, random)
+            task = next((one for _ in range(_MOST_DRAWS) if (one := draw(params, "eval", level, random)).id not in seen), None)
+            if task is None:
+                raise InputError(
+                    f"{params.worlds} worlds have no {params.eval_per_level} held-out {level} tasks; raise worlds or lower eval_per_level"
+                )
             seen.add(task.id)
             yield task
 
@@ -110,7 +114,7 @@ def draw(params: CraftingParams, split: str, level: str, random: Random) -> Task
     """A task of the level and the split: a world of that side, a goal of that side, a start some steps into its shortest plan."""
     held_out = split == "eval"
     new_world = held_out and params.held_out != "goals"
-    while True:
+    for _ in range(_MOST_DRAWS):
         length = random.randint(*LEVELS[level])
         world = generate(random.randrange(params.worlds))
         if _is_held_out(world.key()) is not new_world:
@@ -121,13 +125,17 @@ def draw(params: CraftingParams, split: str, level: str, random: Random) -> Task
             needed = closure(world.recipes, goal)
             if _is_held_out(content_key(needed, goal)) is held_out:
                 return _task(params, split, level, world, needed, goal, count, length, random)
+    raise InputError(
+        f"no {level} task for {split} was found in {_MOST_DRAWS} draws of {params.worlds} worlds with held_out={params.held_out}; "
+        "raise worlds"
+    )
 
 
 def _goals(params: CraftingParams, world: World, length: int, *, deeper: bool) -> list[tuple[str, int]]:
     """(item, count) of the crafted items whose shortest plan from nothing has `length` actions or a few more."""
     goals = []
     for recipe in world.recipes:
-        if not recipe.inputs or (params.held_out == "depth" and (depth(world.recipes, recipe.item) > params.train_depth) is not deeper):
+        if not recipe.inputs or (params.held_out == "depth" and (depth(world.recipes, recipe.item) > TRAIN_DEPTH) is not deeper):
             continue
         for count in COUNTS[: 1 if recipe.item in world.apparatus else None]:
             if length <= sum(executions(world.recipes, recipe.item, count, {}).values()) <= length + HEAD_START:

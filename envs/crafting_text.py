@@ -62,7 +62,8 @@ class LineVoice:
 
     def done(self, state: State, recipe: Recipe) -> str:
         """See `Voice`."""
-        return self.stock(state) + self._left(state, recipe)
+        left = self._left(state, recipe)
+        return f"{self.stock(state)}{left} ;" if left else self.stock(state)
 
     def refused(self, state: State, refusal: Refusal) -> str:
         """See `Voice`."""
