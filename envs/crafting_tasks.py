@@ -122,9 +122,12 @@ def draw(params: CraftingParams, split: str, level: str, random: Random) -> Task
         goals = _goals(params, world, length, deeper=new_world)
         random.shuffle(goals)
         for goal, count in goals:
-            needed = closure(world.recipes, goal)
-            if _is_held_out(content_key(needed, goal)) is held_out:
-                return _task(params, split, level, world, needed, goal, count, length, random)
+            key = content_key(closure(world.recipes, goal), goal)
+            if _is_held_out(key) is held_out:
+                data = _data(params, world, goal, count, length, random)
+                start = content_key((), data["recipes"], count, data["stock"])
+                identity = f"crafting/{level}/{world.key()}/{key}/{start}"
+                return Task(id=identity, env="crafting", split=split, level=level, seed=0, data=data)
     raise InputError(
         f"no {level} task for {split} was found in {_MOST_DRAWS} draws of {params.worlds} worlds with held_out={params.held_out}; "
         "raise worlds"
@@ -148,24 +151,16 @@ def _is_held_out(key: str) -> bool:
     return int(key, 16) % _HELD_OUT_SHARE == 0
 
 
-def _task(
-    params: CraftingParams,
-    split: str,
-    level: str,
-    world: World,
-    needed: tuple[Recipe, ...],
-    goal: str,
-    count: int,
-    length: int,
-    random: Random,
-) -> Task:
+def _data(params: CraftingParams, world: World, goal: str, count: int, length: int, random: Random) -> dict[str, Any]:
+    """What a task says: the goal with what it can depend on, distractors, and the stock some steps into a shortest plan."""
+    needed = closure(world.recipes, goal)
     state = State(recipes=needed, goal=goal, count=count, stock={})
     while sum((plan := state.plan()).values()) > length:
         recipe = random.choice([recipe for recipe in state.ready() if recipe.item in plan])
         state.execute(recipe.verb, recipe.item)
+    assert sum(plan.values()) == length, f"a shortest plan of {sum(plan.values())} actions instead of {length}"
     asked = params.recipes == "asked"
     optimal = length + (len(plan) if asked else 0)
-    assert sum(plan.values()) == length, f"a shortest plan of {sum(plan.values())} actions instead of {length}"
     recipes = _with_distractors(world, needed, goal, params.distractors, random)
     data: dict[str, Any] = {
         "recipes": [recipe.to_json() for recipe in recipes],
@@ -180,11 +175,11 @@ def _task(
     }
     if params.slack is not None:
         sources = [recipe.item for recipe in recipes if not recipe.inputs]
-        data["supply"] = {item: math.ceil(params.slack * plan.get(item, 0)) for item in sources}
+        # One at least: a source with nothing in it would give away that nobody needs it.
+        data["supply"] = {item: max(1, math.ceil(params.slack * plan.get(item, 0))) for item in sources}
     if params.skin == "plain":
         data["names"] = {recipe.item: world.plain[recipe.item] for recipe in recipes}
-    identity = "/".join((world.key(), content_key(needed, goal), content_key(recipes, count, data["stock"])))
-    return Task(id=f"crafting/{level}/{identity}", env="crafting", split=split, level=level, seed=0, data=data)
+    return data
 
 
 def _with_distractors(world: World, needed: tuple[Recipe, ...], goal: str, count: int, random: Random) -> tuple[Recipe, ...]:
@@ -206,8 +201,10 @@ def read(task: Task) -> tuple[State, dict[str, str]]:
         recipes = in_order(Recipe.read(recipe) for recipe in data["recipes"])
         names = dict(data.get("names") or {recipe.item: recipe.item for recipe in recipes})
         state = State(recipes=recipes, goal=data["goal"], count=data["count"], stock=data["stock"], supply=data.get("supply"))
-        if not names.keys() == state.by_item.keys() >= {state.goal, *data["stock"], *state.supply} or state.reached or data["turns"] < 1:
-            raise ValueError("an item has no recipe or no name, or nothing is to be done")
+        if not names.keys() == state.by_item.keys() >= {state.goal, *data["stock"], *state.supply} or len({*names.values()}) < len(names):
+            raise ValueError("an item has no recipe or no name of its own")
+        if state.reached or data["turns"] < 1:
+            raise ValueError("there is nothing to do, or no turn to do it in")
     except (ValueError, TypeError, KeyError) as error:
         raise InputError(
             f"task {task.id}: its data cannot be read ({type(error).__name__}: {error}); take tasks from the environment's own stream"

@@ -244,7 +244,9 @@ def test_a_person_sees_the_state_of_a_crafting_world(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(lines)))
     assert status(["play", "crafting", "--param", "levels=L3", "--param", "eval_per_level=2", "--seed", "4"]) == 0
     printed = capsys.readouterr().out
-    assert "Goal: 2 wool ring   (0 made, 14 turns left" in printed and "> gather oak log x2" in printed and "0/1 wool hook, needs" in printed
+    assert (
+        "Goal: 2 wool ring   (0 made, 14 turns left" in printed and "> gather oak log x2" in printed and "0/1 wool hook, needs" in printed
+    )
     assert "no such item ;" in printed and "The episode ended: solved." in printed
 
 

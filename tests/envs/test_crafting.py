@@ -11,7 +11,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envs.check import check_env
@@ -186,6 +186,7 @@ def test_the_view_shows_what_can_be_done():
     ]
 
 
+@settings(deadline=None)
 @given(st.integers(0, 200), st.data())
 def test_an_action_makes_and_uses_what_its_recipe_says_and_nothing_else(seed, data):
     task = next(SPEC.tasks(CraftingParams(distractors=4), "train", seed))
@@ -204,6 +205,7 @@ def test_an_action_makes_and_uses_what_its_recipe_says_and_nothing_else(seed, da
             assert done.needs is None or before[done.needs] > 0
 
 
+@settings(deadline=None)
 @given(st.integers(0, 10_000), st.sampled_from(["oracle", "plausible", "random", "greedy"]), st.sampled_from([0.1, 0.37, 0.5]))
 def test_shaping_adds_up_and_no_failure_outranks_a_success(seed, player, shaping):
     task = next(SPEC.tasks(CraftingParams(shaping=shaping), "train", seed))
@@ -242,9 +244,9 @@ def test_the_players_succeed_as_often_as_recorded(level):
         assert low <= rate <= high, f"{player}: {rate}"
 
 
-@pytest.mark.parametrize("settings", [{"grammar": "json", "recipes": "asked"}, {"slack": 1.5, "shaping": 0.5}, {"skin": "opaque"}])
-def test_other_settings_keep_the_contract(settings):
-    assert check_env(SPEC, params=CraftingParams(**settings), episodes=10) == []
+@pytest.mark.parametrize("changes", [{"grammar": "json", "recipes": "asked"}, {"slack": 1.5, "shaping": 0.5}, {"skin": "opaque"}])
+def test_other_settings_keep_the_contract(changes):
+    assert check_env(SPEC, params=CraftingParams(**changes), episodes=10) == []
 
 
 def test_a_hundred_episodes_at_once_are_the_same_as_each_alone():
