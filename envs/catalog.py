@@ -2,11 +2,12 @@
 
 import importlib
 
-from envs import number_search
+from envs import crafting, number_search
 from envs.contract import EnvSpec
 from envs.errors import InputError, did_you_mean
 
 ENVS: dict[str, EnvSpec] = {
+    "crafting": crafting.SPEC,
     "number_search": number_search.SPEC,
 }
 

@@ -137,3 +137,5 @@ class EnvSpec:
     """The highest expected success that any policy can reach (1.0 where nothing better is known)."""
     hint: Callable[[Task], str] | None = None
     """A sentence that makes a task easier without solving it, for prompts of tasks that no sibling solves; None if there is none."""
+    view: Callable[[Any], str] | None = None
+    """The state of an environment of `make`, as a person who plays it reads it before each turn; None where the replies say it all."""

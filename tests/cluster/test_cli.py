@@ -17,6 +17,7 @@ from cluster.cli import main
 from cluster.interrupt import postponed, terminated_as_interrupted, uninterrupted
 from cluster.load_config import load_config, recipe_names
 from cluster.run_folder import claim
+from envs.catalog import find
 from envs.errors import InputError
 
 RECIPE = "number-search-tiny"
@@ -230,6 +231,20 @@ def test_a_person_plays_to_the_end(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert "Find the number in 1-3." in printed and "Guesses: 4." in printed
     assert "No guess was found" in printed and "The episode ended: solved." in printed
     assert "best possible        1.000" in printed and "oracle player" in printed
+
+
+def test_a_person_sees_the_state_of_a_crafting_world(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = find("crafting")
+    task = next(spec.tasks(spec.params(levels="L3"), "train", 4))
+    oracle = spec.players["oracle"](task, 0)
+    lines = ["craft a wish", *(oracle.act(None) for _ in range(task.data["optimal"]))]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(lines)))
+    assert status(["play", "crafting", "--param", "levels=L3", "--param", "eval_per_level=2", "--seed", "4"]) == 0
+    printed = capsys.readouterr().out
+    assert (
+        "Goal: 2 wool ring   (0 made, 14 turns left" in printed and "> gather oak log x2" in printed and "0/1 wool hook, needs" in printed
+    )
+    assert "no such item ;" in printed and "The episode ended: solved." in printed
 
 
 def test_a_person_may_leave(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,15 @@ from tests.cluster.test_real_run import quiet, tiny
 from tests.learner.builders import one_turn_group
 
 START = ("env.params.numbers=4", "env.params.guesses=2", "cold_start.episodes=1024", "cold_start.batch_episodes=32", "cold_start.lr=3e-3")
-ROUNDS = ("algorithm.drift=null", "algorithm.kl_coef=null", "learner.minibatches=1", "grow.steps=2", "grow.epochs=1", "steps=3", "eval.every=3")
+ROUNDS = (
+    "algorithm.drift=null",
+    "algorithm.kl_coef=null",
+    "learner.minibatches=1",
+    "grow.steps=2",
+    "grow.epochs=1",
+    "steps=3",
+    "eval.every=3",
+)
 EPISODES = 16
 
 
