@@ -105,7 +105,7 @@ def episodes_to(curve: Curve, threshold: float) -> float | None:
             if previous is None:
                 return at
             before, low = previous
-            return before + (at - before) * (threshold - low) / (success - low)
+            return min(at, before + (at - before) * (threshold - low) / (success - low))  # rounding must not pass the evaluation
         previous = at, success
     return None
 

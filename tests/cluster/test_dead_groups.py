@@ -67,7 +67,7 @@ def test_a_task_that_everybody_solved_is_not_played_again_itself() -> None:
 )
 def test_starvation_is_reported_once_with_its_numbers(overrides: tuple[str, ...], first: list[float], words: str) -> None:
     config, said = tiny(*overrides), io.StringIO()
-    nobody = Cluster(generators=(), learners=(), env_workers=(), config=config)
+    nobody = Cluster(generators=(), learners=(), env_workers=(), config=config, transfer="gloo")
     encoder = ChatEncoder(policy_tokenizer(config))
     view = LiveView(9, title="test", console=Console(file=said))
     remedies = Remedies(resolve(config.algorithm), nobody, encoder, train_tasks(config), view)

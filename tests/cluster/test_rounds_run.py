@@ -32,7 +32,7 @@ EPISODES = 16
 
 def test_a_round_in_which_nothing_passed_leaves_the_policy_alone_and_says_so() -> None:
     config, said = tiny("algorithm.method=rest", *ROUNDS), io.StringIO()
-    nobody = Cluster(generators=(), learners=(), env_workers=(), config=config)
+    nobody = Cluster(generators=(), learners=(), env_workers=(), config=config, transfer="gloo")
     rounds = Rounds(resolve(config.algorithm), nobody, LiveView(3, title="test", console=Console(file=said)), base_version=0)
     assert rounds.grow(1, [one_turn_group([0.0, 0.5])]) == {"grow/round": 1.0, "grow/kept_fraction": 0.0, "grow/data_episodes": 0.0}
     assert rounds.improve(2, version=0) == {}
