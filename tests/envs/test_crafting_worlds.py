@@ -87,7 +87,7 @@ def test_a_world_is_a_graph_that_can_be_climbed():
 
 @pytest.mark.parametrize("held_out", HELD_OUT)
 @pytest.mark.parametrize("split", ["train", "eval"])
-@pytest.mark.parametrize("count", [100, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [100, pytest.param(1_700, marks=pytest.mark.slow)])
 def test_every_task_is_solvable_within_its_turns(held_out, split, count):
     params = CraftingParams(held_out=held_out, eval_per_level=count // 5, slack=1.0)
     seen = set()
