@@ -33,8 +33,14 @@ Params = Annotated[list[str] | None, typer.Option("--param", metavar="K=V", help
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line. Exit status: 0 done, 1 the run failed, 2 bad input, 130 interrupted."""
-    # Nobody is told that this runs, and the libraries keep quiet: what matters is said by the commands themselves.
-    for name, value in {"RAY_USAGE_STATS_ENABLED": "0", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}.items():
+    # Nobody is told that this runs, and the libraries keep quiet: what matters is said by the commands themselves. A waiting thread of
+    # torch sleeps soon, as in `actors`: spinning it would take the core that another process needs.
+    for name, value in {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "GOMP_SPINCOUNT": "10000",
+    }.items():
         os.environ.setdefault(name, value)
     logging.getLogger().addHandler(logging.NullHandler())  # else Python prints the libraries' warnings over a live panel
     try:

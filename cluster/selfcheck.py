@@ -28,7 +28,7 @@ from learner.plan import resolve
 from learner.types import Judgement, OptimizerStep
 from rollout.types import Group, Trajectory
 
-TOLERANCES = {"float32": 1e-4, "bfloat16": 0.05}
+TOLERANCES = {"float32": 1e-4, "bfloat16": 0.02}
 """Largest difference that counts as rounding, relative to the largest update, by `learner.dtype`."""
 
 

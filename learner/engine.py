@@ -5,11 +5,13 @@ the loss is a sum whose normaliser is in its weights already, so `backward` mult
 DeepSpeed's own division by the number of accumulated micro-batches is switched off: any split gives the same gradient.
 """
 
+import io
 import logging
 import math
 import os
 import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import redirect_stdout
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -111,9 +113,10 @@ class Engine:
         # In float32 without ZeRO the gradients lie whole on every rank, and DeepSpeed would not report their norm.
         self._own_clip = config.zero_stage == 0
         self._device = device
-        self._ds, *_ = deepspeed.initialize(
-            model=policy, optimizer=_optimizer(policy, config), config=_deepspeed_config(policy, config), dist_init_required=False
-        )
+        with redirect_stdout(io.StringIO()):  # DeepSpeed prints how much memory it takes, where a command prints its JSON
+            self._ds, *_ = deepspeed.initialize(
+                model=policy, optimizer=_optimizer(policy, config), config=_deepspeed_config(policy, config), dist_init_required=False
+            )
         self._optimizer = getattr(self._ds.optimizer, "optimizer", self._ds.optimizer)
 
     def forward(

@@ -199,7 +199,7 @@ def test_a_linear_entropy_bonus_falls_to_nothing(models: dict[bool, str]) -> Non
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_bfloat16_trains_with_float32_master_weights(stage: int, models: dict[bool, str]) -> None:
+def test_bfloat16_trains_with_float32_master_weights(stage: int, models: dict[bool, str], capsys: pytest.CaptureFixture[str]) -> None:
     # Adam's steps of 1e-5 are below half the spacing of bfloat16 at most weights: added to bfloat16 weights they would be lost.
     gains = {}
     for dtype, zero in (("float32", 0), ("bfloat16", stage)):
@@ -210,6 +210,7 @@ def test_bfloat16_trains_with_float32_master_weights(stage: int, models: dict[bo
         assert {str(kind) for _, kind, _ in one.weights_metadata()} == {f"torch.{dtype}"}
         one.close()
     assert gains["bfloat16"] == pytest.approx(gains["float32"], rel=0.1)
+    assert capsys.readouterr().out == "", "standard output belongs to the command"
 
 
 def test_bfloat16_without_zero_is_refused(models: dict[bool, str]) -> None:
