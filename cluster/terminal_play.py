@@ -18,11 +18,11 @@ _MOST_TURNS = 10_000
 def play(spec: EnvSpec, params: BaseModel, *, seed: int, player: str | None, console: Console) -> None:
     """One episode of the task that `seed` draws, by a person or by a scripted player, and how the scripted players do."""
     task = next(iter(spec.tasks(params, "train", seed)))
+    env = spec.make(task)
+    act = _person(env, spec.view, console) if player is None else _watched(player_of(spec, player)(task, seed).act, console)
     how = "You are the policy: write one action a line. Ctrl-D leaves." if player is None else f"The {player} player acts."
     console.print(f"{spec.name}: {spec.summary}", style="bold", markup=False, highlight=False, soft_wrap=True)
     console.print(f"task {task.id}, seed {seed}. {how}", style="dim", markup=False, highlight=False, soft_wrap=True)
-    env = spec.make(task)
-    act = _person(env, spec.view, console) if player is None else _watched(player_of(spec, player)(task, seed).act, console)
     for message in env.start():
         console.print(f"\n[dim]{message.role}[/]", highlight=False)
         console.print(message.content, markup=False, highlight=False, soft_wrap=True)
