@@ -43,14 +43,21 @@ from rollout.types import Group
 def train(config: RunConfig, folder: RunFolder, view: LiveView) -> dict[str, Any]:
     """Run a whole training and return its summary; everything it leaves behind lies in `folder`."""
     begun = time.perf_counter()
+    with started(config, folder, view) as run:
+        summary = run.rl()
+    return summary | {"seconds": time.perf_counter() - begun}
+
+
+@contextmanager
+def started(config: RunConfig, folder: RunFolder, view: LiveView) -> Iterator["Training"]:
+    """A training up to its first RL step: every process is up, and the cold start is done if the recipe has one."""
     view.phase("preparing the model")
     model = prepare_model(config, folder.path)
     view.phase(f"starting {config.cluster.generators} generator(s), {config.cluster.learners} learner rank(s)")
     with running(config, model) as cluster, folder.sink(config) as sink:
         run = Training(config, folder, view, cluster, sink, model)
         run.start()
-        summary = run.rl()
-    return summary | {"seconds": time.perf_counter() - begun}
+        yield run
 
 
 class Training:

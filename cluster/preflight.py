@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from cluster.config import RunConfig
 from cluster.live import LiveView
 from cluster.loop import Training
+from cluster.rehearsal import rehearsed
 from cluster.sample import Sampled, finish_sampling
 from cluster.scores import interval, wilson
-from cluster.started import started
 from learner.plan import resolve
 from rollout.types import Group, Trajectory, Turn
 
@@ -90,7 +90,7 @@ def preflight(config: RunConfig, tasks: int, view: LiveView) -> tuple[Preflight,
 
     Then take two steps and throw them away, to know how long one takes.
     """
-    with started(config, view) as training:
+    with rehearsed(config, view) as training:
         count = math.ceil(tasks / config.rollout.groups_per_step)
         sampled, seconds = [], []
         for step in range(1, count + 1):

@@ -15,10 +15,10 @@ from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedExc
 from cluster.actors import RunError
 from cluster.config import RunConfig
 from cluster.live import LiveView
+from cluster.rehearsal import rehearsed
 from cluster.sample import finish_sampling
 from cluster.selfcheck_cases import Case, cases
 from cluster.selfcheck_step import Outcome, Setup, largest_difference, opened, plain, take, take_as_ranks
-from cluster.started import started
 from envs.errors import InputError
 from learner.batch import optimizer_steps
 from learner.credit import initial_baseline
@@ -90,7 +90,7 @@ class Batch:
 
 def sample_batch(config: RunConfig, view: LiveView, policy: Path) -> Batch:
     """One batch of groups from the policy that RL would start from, which is written to the folder `policy`."""
-    with started(config, view) as training:
+    with rehearsed(config, view) as training:
         view.phase("sampling one batch")
         sampled = finish_sampling(training.sample(1), config, "sampling the batch")
         training.clock = {}
@@ -185,7 +185,7 @@ def _episodes(groups: Sequence[Group]) -> list[Trajectory]:
 
 def _cut(config: RunConfig, batch: Batch, ranks: int, budget: int) -> OptimizerStep:
     """The first optimiser step of the batch, as the loop would pack it."""
-    plan, minibatches = resolve(config.algorithm), config.learner.minibatches
+    plan = resolve(config.algorithm)
     steps, _, _ = optimizer_steps(
         batch.groups,
         plan,
@@ -194,7 +194,7 @@ def _cut(config: RunConfig, batch: Batch, ranks: int, budget: int) -> OptimizerS
         generation_limit=config.generation_limit,
         baseline_state=initial_baseline(plan),
         current_version=batch.version,
-        minibatches=minibatches if len(batch.groups) % minibatches == 0 else 1,
+        minibatches=config.learner.minibatches,
         judged=batch.judged,
     )
     return steps[0]
