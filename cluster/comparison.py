@@ -99,7 +99,7 @@ def parse_methods(text: str, known: Mapping[str, Sequence[str]] | None = None) -
             variants[method] = tuple(known[method])
             continue
         if method not in METHODS:
-            raise InputError(f"unknown method {method!r} in {text!r}: {did_you_mean(method, [*(known or {}), *METHODS])}")
+            raise InputError(f"unknown method {method!r} in {text!r}: {did_you_mean(method, [*{**(known or {}), **METHODS}])}")
         variants[" ".join([method, *map(_short, changes)])] = (f"algorithm.method={method}", *map(_full_key, changes))
     return variants
 
