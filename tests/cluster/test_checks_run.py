@@ -1,28 +1,17 @@
 """`pickaxe preflight` and `pickaxe selfcheck` on real parts: Ray actors, vLLM, DeepSpeed, on the CPU."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib.image
 import pytest
 
-from cluster.cli import main
+from tests.cluster.command_line import status
 from tests.cluster.test_real_run import TINY
 
+pytestmark = pytest.mark.usefixtures("elsewhere")
+
 RECIPE = "number-search-tiny"
-
-
-def status(arguments: Sequence[str]) -> int:
-    """The exit status of `pickaxe ARGUMENTS`."""
-    with pytest.raises(SystemExit) as left:
-        main(arguments)
-    return int(left.value.code or 0)
-
-
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def test_a_preflight_of_an_untrained_policy_says_that_it_is_too_early(capsys: pytest.CaptureFixture[str]) -> None:

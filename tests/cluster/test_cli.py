@@ -13,26 +13,16 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cluster.cli import main
 from cluster.interrupt import postponed, terminated_as_interrupted, uninterrupted
 from cluster.load_config import load_config, recipe_names
 from cluster.run_folder import claim
 from envs.catalog import find
 from envs.errors import InputError
+from tests.cluster.command_line import status
+
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 RECIPE = "number-search-tiny"
-
-
-def status(arguments: Sequence[str]) -> int:
-    """The exit status of `pickaxe ARGUMENTS`."""
-    with pytest.raises(SystemExit) as left:
-        main(arguments)
-    return int(left.value.code or 0)
-
-
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture(scope="module")

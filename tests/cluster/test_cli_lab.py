@@ -11,10 +11,12 @@ import matplotlib.image
 import pytest
 import torch
 
-from cluster.cli import main
 from cluster.lab_weights import GUESSES, SECRET, Episodes, Weighted, by_position, lecture_episodes, spread, terminal_lines, weigh
 from learner.enumerate import group_weights
 from learner.methods import METHODS
+from tests.cluster import command_line
+
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "lecture.json").read_text())
 FIELDS = {"method", "toy", "group_size", "success_rate", "multiple", "cosine", "relative_variance"}
@@ -22,14 +24,7 @@ FIELDS = {"method", "toy", "group_size", "success_rate", "multiple", "cosine", "
 
 def status(arguments: Sequence[str]) -> int:
     """The exit status of `pickaxe lab ARGUMENTS`."""
-    with pytest.raises(SystemExit) as left:
-        main(["lab", *arguments])
-    return int(left.value.code or 0)
-
-
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+    return command_line.status(["lab", *arguments])
 
 
 @pytest.fixture(scope="module")

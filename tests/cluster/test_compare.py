@@ -7,25 +7,20 @@ from pathlib import Path
 import matplotlib.image
 import pytest
 
-from cluster.cli import main
 from cluster.comparison import comparison_names, load_comparison, parse_methods, runs, slug
 from cluster.load_config import load_config
 from envs.errors import InputError
+from tests.cluster import command_line
 from tests.cluster.test_real_run import TINY
+
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 RECIPE = "number-search-tiny"
 
 
 def status(arguments: Sequence[str]) -> int:
     """The exit status of `pickaxe compare ARGUMENTS`."""
-    with pytest.raises(SystemExit) as left:
-        main(["compare", *arguments])
-    return int(left.value.code or 0)
-
-
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+    return command_line.status(["compare", *arguments])
 
 
 def test_methods_are_read_with_their_changes_and_named_after_them() -> None:
