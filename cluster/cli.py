@@ -63,7 +63,7 @@ def _options(
     """Train LLM agents with reinforcement learning in multi-turn text environments.
 
     \b
-    See it work (5 minutes on two CPU cores):   pickaxe train number-search-tiny
+    See it work (8 minutes on two CPU cores):   pickaxe train number-search-tiny
     See what it optimises:                      pickaxe explain dr_grpo
     Play an environment yourself:               pickaxe play number_search
     """
@@ -239,5 +239,5 @@ def bench(
     """
     from cluster.bench import bench as run
 
-    with interrupted("pickaxe: interrupted; nothing was written"):
+    with interrupted("pickaxe: interrupted; nothing was written"), failing():
         run(out, list(overrides or []), repeats)
