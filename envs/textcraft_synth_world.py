@@ -47,19 +47,15 @@ class Row:
     stored_steps: int
 
 
+@cache
 def world() -> World:
     """The world, loaded once a process. Raises `InputError` if the package is missing or is another version."""
-    with _LOCK:
-        return _world()
-
-
-@cache
-def _world() -> World:
     _require_package()
     generator: Any = importlib.import_module("platoon_textcraft.synth_recipe_generator")
     # The package seeds and draws from the global generator; from one of its own it draws the same world and leaves the global one alone.
-    generator.random = Random()
-    book = importlib.import_module("platoon_textcraft.synth_recipe_loader").SynthRecipeLoader()
+    with _LOCK:
+        generator.random = Random()
+        book = importlib.import_module("platoon_textcraft.synth_recipe_loader").SynthRecipeLoader()
     recipes = [_recipe(book, item) for item in sorted(book.all_items, key=lambda item: (book.get_crafting_depth(item), item))]
     return World(game=importlib.import_module("platoon_textcraft.harbor.game").Game, book=book, recipes=tuple(recipes))
 
