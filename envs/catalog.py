@@ -2,13 +2,14 @@
 
 import importlib
 
-from envs import crafting, number_search
+from envs import crafting, number_search, textcraft_synth
 from envs.contract import EnvSpec
 from envs.errors import InputError, did_you_mean
 
 ENVS: dict[str, EnvSpec] = {
     "crafting": crafting.SPEC,
     "number_search": number_search.SPEC,
+    "textcraft_synth": textcraft_synth.SPEC,
 }
 
 

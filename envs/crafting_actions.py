@@ -4,10 +4,10 @@ Both parsers are strict and total: exactly one action, nothing stripped, every o
 The sentences never repeat the text, so that control tokens in it cannot reach the next prompt.
 """
 
-import json
 import re
 from dataclasses import dataclass
-from typing import Any
+
+from envs.tool_call import parse_tool_call, write_tool_call
 
 VERBS = ("gather", "mine", "craft", "smelt")
 """What a recipe can be executed by. `info` asks for a recipe and `stock` for the stock."""
@@ -17,7 +17,6 @@ _NAME = r"[a-z0-9_]{1,32}(?: [a-z0-9_]{1,32}){0,3}"
 _ITEM = re.compile(_NAME)
 _LINE = re.compile(rf"(gather|mine|craft|smelt|info) ({_NAME})|stock")
 _WORD = re.compile(r"\b(?:gather|mine|craft|smelt|info|stock)\b")
-_CALL = re.compile(r"<tool_call>([^<]*)</tool_call>")
 _TOOLS = {**{verb: verb for verb in VERBS}, "get_info": "info", "view_inventory": "stock"}
 _TOOL_OF = {verb: tool for tool, verb in _TOOLS.items()}
 
@@ -63,42 +62,17 @@ def parse_call(text: str) -> Action | str:
     >>> parse_call('<tool_call>{"name": "get_info", "arguments": {"item": "oak plank"}}</tool_call>')
     Action(verb='info', item='oak plank')
     """
-    if len(text) > LONGEST:
-        return f"More than {LONGEST} characters; write one tool call."
-    if text.count("<tool_call>") > 1 or text.count('"arguments"') > 1:
-        return "More than one tool call in one turn; write exactly one."
-    if "<tool_call>" in text:
-        inside = _CALL.fullmatch(text)
-        if inside is None:
-            return "Text around the tool call; write the call and nothing else."
-        text = inside[1]
-    if not text:
-        return "Nothing was written; write one tool call."
-    try:
-        call = json.loads(text, object_pairs_hook=_unique)
-    except (ValueError, RecursionError):
-        return "That is not one JSON object; write one tool call and nothing else."
-    return _action(call)
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len(dict(pairs)) < len(pairs):
-        raise ValueError("a key stands twice")
-    return dict(pairs)
-
-
-def _action(call: Any) -> Action | str:
-    if not isinstance(call, dict) or call.keys() != {"name", "arguments"}:
-        return "A tool call is a JSON object with name and arguments and nothing else."
-    name, arguments = call["name"], call["arguments"]
-    verb = _TOOLS.get(name) if isinstance(name, str) else None
+    call = parse_tool_call(text, longest=LONGEST)
+    if isinstance(call, str):
+        return call
+    verb = _TOOLS.get(call.name)
     if verb is None:
         return f"There is no such tool; the tools are {', '.join(_TOOLS)}."
     if verb == "stock":
-        return Action(verb=verb) if arguments == {} else "view_inventory takes no arguments; write an empty object."
-    item = arguments.get("item") if isinstance(arguments, dict) and len(arguments) == 1 else None
+        return "view_inventory takes no arguments; write an empty object." if call.arguments else Action(verb=verb)
+    item = call.arguments.get("item") if len(call.arguments) == 1 else None
     if not isinstance(item, str) or not _ITEM.fullmatch(item):
-        return f'{name} takes exactly one argument, "item", the name of an item.'
+        return f'{call.name} takes exactly one argument, "item", the name of an item.'
     return Action(verb=verb, item=item)
 
 
@@ -109,8 +83,7 @@ def write_line(action: Action) -> str:
 
 def write_call(action: Action) -> str:
     """The tool call that `parse_call` reads as the action."""
-    arguments = {"item": action.item} if action.item else {}
-    return f"<tool_call>\n{json.dumps({'name': _TOOL_OF[action.verb], 'arguments': arguments})}\n</tool_call>"
+    return write_tool_call(_TOOL_OF[action.verb], {"item": action.item} if action.item else {})
 
 
 GRAMMARS = {"line": (parse_line, write_line), "json": (parse_call, write_call)}
