@@ -33,8 +33,9 @@ class Crafting:
         self._items = {name: item for item, name in self._names.items()}
         self._parse, write = GRAMMARS[task.data["grammar"]]
         example = write(Action(verb="craft", item=self._names[self._state.goal]))
-        self._voice: Voice = voice(task.data["grammar"], self._names, asked=task.data["asked"], example=example)
-        self._known = [] if task.data["asked"] else list(reversed(self._state.recipes))
+        ready, asked = task.data["ready"], task.data["asked"]
+        self._voice: Voice = voice(task.data["grammar"], self._names, ready=ready, asked=asked, example=example)
+        self._known = [] if asked else list(reversed(self._state.recipes))
         self._turns_left: int = task.data["turns"]
         self._shaping: float = task.data["shaping"]
         self._length = sum(self._state.plan().values())

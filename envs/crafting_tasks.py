@@ -4,9 +4,9 @@ import math
 from collections.abc import Iterator
 from itertools import accumulate
 from random import Random
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from envs.contract import Task
 from envs.crafting_plan import executions
@@ -36,6 +36,9 @@ class CraftingParams(BaseModel):
     skin: Literal["plain", "opaque"] = Field("plain", description="Names such as oak plank, or m2_i5, which nothing can be guessed from.")
     grammar: Literal["line", "json"] = Field("line", description="Actions as a line such as craft oak plank, or as a JSON tool call.")
     recipes: Literal["shown", "asked"] = Field("shown", description="Recipes in the prompt, or told one at a time by info (get_info).")
+    ready: bool = Field(
+        False, description="Say after every action what can be done now, each with how much of it is in stock; for tiny policies."
+    )
     distractors: int = Field(2, ge=0, le=20, description="Recipes beside those that the goal depends on.")
     slack: float | None = Field(
         None, ge=1, le=3, description="Sources hold this many times what the shortest plan takes, so mistakes are final; none: no end."
@@ -65,6 +68,12 @@ class CraftingParams(BaseModel):
         if not any(value.values()):
             raise ValueError(f"levels={value} gives no level a weight above 0, so nothing can be trained on")
         return {level: value[level] for level in LEVELS if level in value}
+
+    @model_validator(mode="after")
+    def _nothing_given_away(self) -> Self:
+        if self.ready and self.recipes == "asked":
+            raise ValueError("ready=true tells what recipes=asked hides; set ready=false or recipes=shown")
+        return self
 
 
 def tasks(params: CraftingParams, split: str, seed: int) -> Iterator[Task]:
@@ -171,6 +180,7 @@ def _data(params: CraftingParams, world: World, goal: str, count: int, length: i
         "turns": budget(optimal),
         "grammar": params.grammar,
         "asked": asked,
+        "ready": params.ready,
         "shaping": params.shaping,
     }
     if params.slack is not None:

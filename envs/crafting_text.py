@@ -47,16 +47,17 @@ class Voice(Protocol):
 class LineVoice:
     """Terse and regular, for the line grammar."""
 
-    def __init__(self, names: Mapping[str, str]) -> None:
+    def __init__(self, names: Mapping[str, str], *, ready: bool) -> None:
         self._names = names
+        self._ready = ready
 
     def prompt(self, state: State, shown: Sequence[Recipe], turns: int) -> str:
         """See `Voice`."""
         lines = [
             f"goal {state.count} {self._names[state.goal]} ;",
+            f"turns {turns} ;",
             *(self.recipe(state, recipe) for recipe in shown),
             self.stock(state),
-            f"turns {turns} ;",
         ]
         return "\n".join(lines)
 
@@ -67,6 +68,10 @@ class LineVoice:
 
     def refused(self, state: State, refusal: Refusal) -> str:
         """See `Voice`."""
+        why = self._why(refusal)
+        return f"{why}\n{self.stock(state)}" if self._ready else why
+
+    def _why(self, refusal: Refusal) -> str:
         match refusal.problem:
             case Problem.UNKNOWN_ITEM:
                 return "no such item ;"
@@ -88,7 +93,12 @@ class LineVoice:
     def stock(self, state: State) -> str:
         """See `Voice`."""
         held = "".join(f" {amount} {self._names[item]}" for item, amount in state.held())
-        return f"have{held or ' nothing'} ;"
+        have = f"have{held or ' nothing'} ;"
+        if not self._ready:
+            return have
+        names, stock = self._names, state.stock
+        can = "".join(f" {stock.get(recipe.item, 0)} {recipe.verb} {names[recipe.item]}" for recipe in state.ready())
+        return f"{have}\ncan{can or ' nothing'} ;"
 
     def _left(self, state: State, recipe: Recipe) -> str:
         return f" left {state.supply[recipe.item]}" if recipe.item in state.supply else ""
@@ -97,21 +107,21 @@ class LineVoice:
 class JsonVoice:
     """Sentences in the prompt and JSON in the replies, for tool calls."""
 
-    def __init__(self, names: Mapping[str, str], *, asked: bool, example: str) -> None:
+    def __init__(self, names: Mapping[str, str], *, ready: bool, asked: bool, example: str) -> None:
         self._names = names
-        self._asked, self._example = asked, example
+        self._ready, self._asked, self._example = ready, asked, example
 
     def prompt(self, state: State, shown: Sequence[Recipe], turns: int) -> str:
         """See `Voice`."""
         info = _ASK if self._asked else "get_info(item) repeats an item's recipe; "
         rules = _RULES.format(count=state.count, goal=self._names[state.goal], turns=turns, example=self._example, info=info)
         lines = [rules, *(["Recipes:"] if shown else []), *(self.recipe(state, recipe) for recipe in shown)]
-        return "\n".join([*lines, f"Inventory: {json.dumps(self._held(state))}"])
+        return "\n".join([*lines, json.dumps(self._status(state))])
 
     def done(self, state: State, recipe: Recipe) -> str:
         """See `Voice`."""
         left = {"left": state.supply[recipe.item]} if recipe.item in state.supply else {}
-        return json.dumps({"ok": True, "inventory": self._held(state), **left})
+        return json.dumps({"ok": True, **self._status(state), **left})
 
     def refused(self, state: State, refusal: Refusal) -> str:
         """See `Voice`."""
@@ -121,7 +131,7 @@ class JsonVoice:
         if refusal.missing:
             answer["need"] = {self._names[item]: need for item, need, _ in refusal.missing}
             answer["have"] = {self._names[item]: have for item, _, have in refusal.missing}
-        return json.dumps(answer)
+        return json.dumps(answer | self._status(state) if self._ready else answer)
 
     def recipe(self, state: State, recipe: Recipe) -> str:
         """See `Voice`."""
@@ -136,15 +146,18 @@ class JsonVoice:
 
     def stock(self, state: State) -> str:
         """See `Voice`."""
-        return json.dumps({"ok": True, "inventory": self._held(state)})
+        return json.dumps({"ok": True, **self._status(state)})
 
-    def _held(self, state: State) -> dict[str, int]:
-        return {self._names[item]: amount for item, amount in state.held()}
+    def _status(self, state: State) -> dict[str, object]:
+        status: dict[str, object] = {"inventory": {self._names[item]: amount for item, amount in state.held()}}
+        if self._ready:
+            status["can"] = [[recipe.verb, self._names[recipe.item]] for recipe in state.ready()]
+        return status
 
 
-def voice(grammar: str, names: Mapping[str, str], *, asked: bool, example: str) -> Voice:
-    """The voice of a grammar."""
-    return LineVoice(names) if grammar == "line" else JsonVoice(names, asked=asked, example=example)
+def voice(grammar: str, names: Mapping[str, str], *, ready: bool, asked: bool, example: str) -> Voice:
+    """The voice of a grammar; with `ready` it says after every action what can be done now."""
+    return LineVoice(names, ready=ready) if grammar == "line" else JsonVoice(names, ready=ready, asked=asked, example=example)
 
 
 def view(state: State, shown: Sequence[Recipe], names: Mapping[str, str], turns_left: int) -> str:

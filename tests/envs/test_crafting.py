@@ -37,6 +37,7 @@ BENCH: dict[str, Any] = {
     "turns": 14,
     "grammar": "line",
     "asked": False,
+    "ready": False,
     "shaping": 0.0,
 }
 """A bench of two logs, and at the bench a thing of a stone and two logs, logs found two at a time: five actions."""
@@ -64,12 +65,12 @@ def test_an_episode_in_the_line_grammar():
     (prompt,) = Crafting(bench()).start()
     assert prompt.content == (
         "goal 1 m2_i0 ;\n"
+        "turns 14 ;\n"
         "craft m2_i0 x1 : 1 m0_i1 2 m0_i0 @ m1_i0 ;\n"
         "craft m1_i0 x1 : 2 m0_i0 ;\n"
         "gather m0_i1 x1 ;\n"
         "gather m0_i0 x2 ;\n"
-        "have nothing ;\n"
-        "turns 14 ;"
+        "have nothing ;"
     )
     steps = steps_of(bench(), *SOLUTION)
     assert [step.observation for step in steps] == [
@@ -158,10 +159,23 @@ def test_recipes_are_asked_for_one_at_a_time():
     task = bench(asked=True)
     env = Crafting(task)
     (prompt,) = env.start()
-    assert prompt.content == "goal 1 m2_i0 ;\nhave nothing ;\nturns 14 ;" and "craft m2_i0" not in env.view()
+    assert prompt.content == "goal 1 m2_i0 ;\nturns 14 ;\nhave nothing ;" and "craft m2_i0" not in env.view()
     assert env.step("info m2_i0").observation == "craft m2_i0 x1 : 1 m0_i1 2 m0_i0 @ m1_i0 ;"
     assert "craft m2_i0" in env.view() and env.summary()["lookups"] == 1
     assert by("plausible", task).actions[:4] == ("info m2_i0", "info m1_i0", "info m0_i1", "info m0_i0")
+
+
+def test_replies_say_what_is_ready_and_how_much_of_it_there_is():
+    env = Crafting(bench(ready=True))
+    (prompt,) = env.start()
+    assert prompt.content.endswith("\nhave nothing ;\ncan 0 gather m0_i0 0 gather m0_i1 ;")
+    status = "have 2 m0_i0 ;\ncan 2 gather m0_i0 0 gather m0_i1 0 craft m1_i0 ;"
+    assert env.step("gather m0_i0").observation == env.step("stock").observation == status
+    assert env.step("craft m2_i0").observation == f"no , need 1 have 0 m0_i1 ; need 1 have 0 m1_i0 ;\n{status}"
+    called = Crafting(bench(ready=True, grammar="json"))
+    called.start()
+    reply = json.loads(called.step('{"name": "gather", "arguments": {"item": "m0_i0"}}').observation)
+    assert reply == {"ok": True, "inventory": {"m0_i0": 2}, "can": [["gather", "m0_i0"], ["gather", "m0_i1"], ["craft", "m1_i0"]]}
 
 
 def test_no_step_after_the_end():
@@ -244,7 +258,7 @@ def test_the_players_succeed_as_often_as_recorded(level):
         assert low <= rate <= high, f"{player}: {rate}"
 
 
-@pytest.mark.parametrize("changes", [{"grammar": "json", "recipes": "asked"}, {"slack": 1.5, "shaping": 0.5}, {"skin": "opaque"}])
+@pytest.mark.parametrize("changes", [{"grammar": "json", "recipes": "asked"}, {"slack": 1.5, "shaping": 0.5}, {"skin": "opaque", "ready": True}])
 def test_other_settings_keep_the_contract(changes):
     assert check_env(SPEC, params=CraftingParams(**changes), episodes=10) == []
 

@@ -175,6 +175,7 @@ def test_distractors_can_be_made_before_the_goal(count):
         ({"levels": {"L1": -1}}, "the weight of L1 is -1.0"),
         ({"levels": {"L1": 0}}, "no level a weight above 0"),
         ({"levels": {}}, "no level a weight above 0"),
+        ({"ready": True, "recipes": "asked"}, "ready=true tells what recipes=asked hides"),
         ({"shaping": 0.6}, "less than or equal to 0.5"),
     ],
 )
