@@ -15,7 +15,7 @@ from envs.textcraft_synth_world import needed, world
 
 
 class _Planner:
-    """Each item of the shortest plan in one call, from the bottom up. The package's plan makes the same items, often more of one than is needed."""
+    """Each item of the shortest plan in one call, from the bottom up. The package's plan has as many calls, and often makes too much."""
 
     def __init__(self, task: Task, seed: int) -> None:
         goal, count, stock, _ = start(task)

@@ -258,7 +258,9 @@ def test_the_players_succeed_as_often_as_recorded(level):
         assert low <= rate <= high, f"{player}: {rate}"
 
 
-@pytest.mark.parametrize("changes", [{"grammar": "json", "recipes": "asked"}, {"slack": 1.5, "shaping": 0.5}, {"skin": "opaque", "ready": True}])
+@pytest.mark.parametrize(
+    "changes", [{"grammar": "json", "recipes": "asked"}, {"slack": 1.5, "shaping": 0.5}, {"skin": "opaque", "ready": True}]
+)
 def test_other_settings_keep_the_contract(changes):
     assert check_env(SPEC, params=CraftingParams(**changes), episodes=10) == []
 
