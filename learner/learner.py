@@ -21,8 +21,9 @@ from torch.distributed.distributed_c10d import Store
 from envs.errors import InputError
 from envs.metrics import Metric, Reduction, reduce_metrics
 from learner.config import AlgorithmConfig, LearnerConfig
+from learner.deal import deal
 from learner.engine import Engine, join, learning_rate, leave
-from learner.judge import by_row, deal, padded
+from learner.judge import by_row, padded
 from learner.logprob import PolicyModel
 from learner.loss import entropy_loss, policy_loss, regulariser_scale, token_weights, value_loss
 from learner.model import DTYPES, export_model, load_model
@@ -169,7 +170,7 @@ class Learner:
         that the plan does not need is None.
         """
         judged = {}
-        share = deal([len(row) for row in rows], rank=self._rank, ranks=self._world_size, budget=self._config.micro_batch_tokens)
+        share = deal([len(row) for row in rows], ranks=self._world_size, budget=self._config.micro_batch_tokens)[self._rank]
         for numbers in share:
             token_ids_BT, mask_BT = padded([rows[number] for number in numbers], [masks[number] for number in numbers])
             token_ids_BT, mask_BT = token_ids_BT.to(self._device), mask_BT.to(self._device)
