@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from cluster import cli_checks, cli_compare, cli_env, cli_lab, cli_model
-from cluster.cli_shared import AsJson, Overrides, Params, failing, interrupted
+from cluster.cli_shared import AsJson, GpuMemory, Overrides, Params, failing, interrupted
 from envs.errors import InputError, did_you_mean
 
 app = typer.Typer(
@@ -74,6 +74,8 @@ def train(
     overrides: Overrides = None,
     run_dir: Annotated[Path | None, typer.Option(help="Folder of the run. [default: runs/RECIPE-N, the first free N]")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Delete the older run in --run-dir first.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would run, where, in how much memory; start nothing.")] = False,
+    gpu_memory: GpuMemory = None,
 ) -> None:
     """Train a policy.
 
@@ -86,6 +88,7 @@ def train(
     pickaxe train number-search-tiny
     pickaxe train number-search-tiny algorithm.method=rloo learner.lr=5e-4 steps=50 --run-dir runs/rloo
     pickaxe train my-recipe.yaml seed=1
+    pickaxe train crafting-qwen3-4b-node --dry-run --gpu-memory 80
     """
     from cluster.load_config import load_config
     from cluster.run_folder import check_free, claim
@@ -95,6 +98,8 @@ def train(
         check_free(run_dir, overwrite=overwrite)
     elif overwrite:
         raise InputError("--overwrite needs --run-dir: without it every run gets a folder of its own")
+    if dry_run or gpu_memory is not None:
+        return cli_checks.dry_run(config, Path(recipe).stem, gpu_memory, asked=dry_run)
     with interrupted("Interrupted before the run had begun."):
         print("loading torch, ray and vLLM ...", file=sys.stderr)
         from cluster.before_start import check_before_start

@@ -128,3 +128,13 @@ def _config(recipe: str, overrides: list[str]) -> "RunConfig":
         if (Path(recipe) / MARK).is_file():
             return eval_config(recipe, None, [], ["cold_start.episodes=0", *overrides])
     return load_config(recipe, overrides)
+
+
+def dry_run(config: "RunConfig", title: str, gpu_memory_gib: float | None, *, asked: bool) -> None:
+    """Print what `pickaxe train` would start. Raises `InputError` if only its memory was given, or for what a start would refuse."""
+    if not asked:
+        raise InputError("--gpu-memory needs --dry-run: a run finds out itself how much memory its GPUs have")
+    print("loading torch ...", file=sys.stderr)
+    from cluster.dry_run_view import dry_run_report
+
+    print("\n".join(dry_run_report(config, title, gpu_memory_gib)))

@@ -15,6 +15,9 @@ Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY.SUB=VALUE]...", help="Changes to the config, such as learner.lr=1e-4.")
 ]
 Params = Annotated[list[str] | None, typer.Option("--param", metavar="K=V", help="A setting of the environment; give it again for more.")]
+GpuMemory = Annotated[
+    float | None, typer.Option("--gpu-memory", metavar="GIB", min=1, help="With --dry-run: memory of one GPU. [default: this machine's]")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
 
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from envs.catalog import find
 from envs.contract import EnvSpec
-from learner.config import AlgorithmConfig, GrowConfig, LearnerConfig, TinyModelConfig
+from learner.config import AlgorithmConfig, GrowConfig, LearnerConfig, ModelShapeConfig, TinyModelConfig
 from learner.plan import check, check_dead_groups, check_grow
 from rollout.config import DeadGroupsConfig, GeneratorConfig, RolloutConfig
 
@@ -41,6 +41,7 @@ class ModelConfig(_Frozen):
 
     path: str | None = Field(None, description="A Hugging Face folder or hub name; None builds the tiny policy.")
     tiny: TinyModelConfig = Field(default_factory=TinyModelConfig, description="Shape of the tiny policy.")
+    shape: ModelShapeConfig = Field(default_factory=ModelShapeConfig, description="Size of a model that is not on this machine yet.")
     tiny_vocab: int = Field(448, ge=300, description="Tokens of the tiny policy's tokenizer, trained on the environment's own text.")
     observation_role: str = Field("tool", description="Chat role of the environment's replies.")
 

@@ -17,6 +17,11 @@ def cpus(sizes: ClusterConfig, *, learners: bool = True) -> int:
     return sizes.generators * sizes.generator_threads + ranks * sizes.learner_threads + sizes.env_workers
 
 
+def gpus(config: RunConfig, *, learners: bool = True) -> int:
+    """The GPUs of all processes together, where the run is on GPUs."""
+    return config.cluster.generators * config.generator.tensor_parallel + (config.cluster.learners if learners else 0)
+
+
 def check_address(address: str) -> None:
     """Raise `InputError` if nothing listens at `host:port` of a Ray cluster, on which Ray itself would wait for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
@@ -48,8 +53,7 @@ def check_resources(config: RunConfig, there_cpus: int, there_gpus: int, *, lear
     """
     sizes, parallel = config.cluster, config.generator.tensor_parallel
     ranks = sizes.learners if learners else 0
-    wanted = sizes.generators * parallel + ranks
-    if there_gpus and wanted > there_gpus:
+    if there_gpus and (wanted := gpus(config, learners=learners)) > there_gpus:
         raise InputError(
             f"the run takes {wanted} GPUs, cluster.generators={sizes.generators} times generator.tensor_parallel={parallel} and "
             f"{ranks} for cluster.learners, but the cluster has {there_gpus}; lower these numbers, give the cluster.address of a "

@@ -100,6 +100,20 @@ class LearnerConfig(_Frozen):
     )
 
 
+class ModelShapeConfig(_Frozen):
+    """The size of a model that is not on this machine, for the memory estimate of `pickaxe train --dry-run`; nothing else reads it."""
+
+    billions: float | None = Field(None, gt=0, description="Parameters, in units of 1e9.")
+    layers: int | None = Field(None, ge=1, description="Transformer blocks.")
+    attention_layers: int | None = Field(None, ge=1, description="Blocks whose attention has a KV cache; None is all of them.")
+    hidden_size: int | None = Field(None, ge=1, description="Width of the residual stream.")
+    heads: int | None = Field(None, ge=1, description="Attention heads.")
+    kv_heads: int | None = Field(None, ge=1, description="Key and value heads.")
+    head_size: int | None = Field(None, ge=1, description="Width of one head.")
+    intermediate_size: int | None = Field(None, ge=1, description="Width of the MLP.")
+    vocab_size: int | None = Field(None, ge=1, description="Rows of the output layer.")
+
+
 class TinyModelConfig(_Frozen):
     """The shape of the tiny Llama. With a vocabulary of 200 the defaults give 0.32 million parameters."""
 

@@ -19,21 +19,24 @@ def build_tiny(out_dir: Path, tokenizer: Any, config: TinyModelConfig) -> None:
         tokenizer = AutoTokenizer.from_pretrained(tokenizer)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        lm = LlamaForCausalLM(
-            LlamaConfig(
-                vocab_size=len(tokenizer),
-                hidden_size=config.hidden_size,
-                intermediate_size=config.intermediate_size,
-                num_hidden_layers=config.layers,
-                num_attention_heads=config.heads,
-                num_key_value_heads=config.kv_heads,
-                max_position_embeddings=config.max_position,
-                tie_word_embeddings=config.tie_embeddings,
-                initializer_range=config.init_std,
-                bos_token_id=tokenizer.bos_token_id,
-                eos_token_id=tokenizer.eos_token_id,
-                pad_token_id=tokenizer.pad_token_id,
-                architectures=["LlamaForCausalLM"],
-            )
-        ).float()
+        lm = LlamaForCausalLM(llama_config(tokenizer, config)).float()
     export_model(lm.state_dict(), lm.config, tokenizer, out_dir)
+
+
+def llama_config(tokenizer: Any, config: TinyModelConfig) -> Any:
+    """The tiny policy's architecture as `transformers` takes it, for the words of `tokenizer`."""
+    return LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_hidden_layers=config.layers,
+        num_attention_heads=config.heads,
+        num_key_value_heads=config.kv_heads,
+        max_position_embeddings=config.max_position,
+        tie_word_embeddings=config.tie_embeddings,
+        initializer_range=config.init_std,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        architectures=["LlamaForCausalLM"],
+    )
