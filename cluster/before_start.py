@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig
 
 from cluster.config import RunConfig
+from cluster.demos import read_demos
 from cluster.playable import playable
 from cluster.prepare import policy_tokenizer
 from envs.contract import End, EnvSpec, Task
@@ -33,6 +34,8 @@ def check_before_start(config: RunConfig) -> list[str]:
             f"output.tracker is {config.output.tracker}, which is not installed; install it (pip install {config.output.tracker}) "
             "or set output.tracker=none: metrics.jsonl and TensorBoard are written in any case"
         )
+    if config.cold_start.episodes and config.cold_start.file is not None:
+        check_demos(Path(config.cold_start.file), config.env.name)
     role = config.model.observation_role
     if config.model.path is None:
         encoder = ChatEncoder(policy_tokenizer(config), observation_role=role)
@@ -40,6 +43,13 @@ def check_before_start(config: RunConfig) -> list[str]:
         check_model(config.model.path, config.rollout.max_context_tokens)
         encoder = load_encoder(config.model.path, observation_role=role)
     return check_fit(config, encoder) + check_room(config)
+
+
+def check_demos(path: Path, env: str) -> None:
+    """Raise `InputError` if the file of demonstrations cannot be read or is of another environment."""
+    others = {str(episode["env"]) for episode in read_demos(path) if episode.get("env", env) != env}
+    if others:
+        raise InputError(f"{path} has episodes of {', '.join(sorted(others))}; expected those of env.name={env}")
 
 
 def check_room(config: RunConfig) -> list[str]:

@@ -11,8 +11,8 @@ from typing import Annotated
 
 import typer
 
-from cluster import cli_checks, cli_compare, cli_lab, cli_model
-from cluster.cli_shared import AsJson, Overrides, failing, interrupted
+from cluster import cli_checks, cli_compare, cli_env, cli_lab, cli_model
+from cluster.cli_shared import AsJson, Overrides, Params, failing, interrupted
 from envs.errors import InputError, did_you_mean
 
 app = typer.Typer(
@@ -25,10 +25,9 @@ app = typer.Typer(
 )
 app.add_typer(cli_checks.app)
 app.add_typer(cli_compare.app)
+app.add_typer(cli_env.app)
 app.add_typer(cli_model.app, name="model")
 app.add_typer(cli_lab.app, name="lab")
-
-Params = Annotated[list[str] | None, typer.Option("--param", metavar="K=V", help="A setting of the environment; give it again for more.")]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -14,6 +14,7 @@ from envs.errors import InputError
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY.SUB=VALUE]...", help="Changes to the config, such as learner.lr=1e-4.")
 ]
+Params = Annotated[list[str] | None, typer.Option("--param", metavar="K=V", help="A setting of the environment; give it again for more.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
 
 

@@ -49,7 +49,8 @@ class ColdStartConfig(_Frozen):
     """Supervised start on episodes of a scripted player, before RL; 0 episodes skips it."""
 
     player: str = Field("plausible", description="The player whose episodes are imitated; not the best one, RL is to beat it.")
-    episodes: int = Field(0, ge=0, description="Demonstrations.")
+    file: str | None = Field(None, description="Imitate the episodes of this file, which `pickaxe demos` writes, not the player's.")
+    episodes: int = Field(0, ge=0, description="Demonstrations; of a file at most so many, from its first line on.")
     epochs: int = Field(1, ge=1, description="Passes over the demonstrations.")
     batch_episodes: int = Field(64, ge=1, description="Demonstrations an optimiser step.")
     lr: float = Field(1e-3, gt=0, description="Peak learning rate.")

@@ -22,7 +22,7 @@ from cluster.selfcheck_step import Outcome, Setup, largest_difference, opened, p
 from envs.errors import InputError
 from learner.batch import optimizer_steps
 from learner.credit import initial_baseline
-from learner.judge import deal
+from learner.deal import deal
 from learner.learner import Learner
 from learner.plan import resolve
 from learner.types import Judgement, OptimizerStep
@@ -161,7 +161,7 @@ def compare_logprobs(learner: Learner, groups: Sequence[Group], config: RunConfi
     episodes = _episodes(groups)
     gaps = []
     budget = config.learner.micro_batch_tokens
-    for numbers in deal([len(episode.token_ids) for episode in episodes], rank=0, ranks=1, budget=budget):
+    for numbers in deal([len(episode.token_ids) for episode in episodes], ranks=1, budget=budget)[0]:
         part = [episodes[number] for number in numbers]
         scored = learner.logprobs([episode.token_ids for episode in part], config.rollout.temperature)
         for episode, logps in zip(part, scored, strict=True):

@@ -17,6 +17,7 @@ from envs.errors import InputError
 from envs.metrics import Metric
 from learner.choices import FILTERS
 from learner.credit import BaselineState, by_group, credit, update_baseline
+from learner.deal import deal
 from learner.normalise import inverse_z
 from learner.plan import Plan
 from learner.returns import keeps, token_returns, values_of
@@ -55,9 +56,9 @@ def optimizer_steps(
 
     The groups are cut, in the given order, into `minibatches` parts that differ by at most one group (fewer
     parts if there are fewer groups); each part is one optimiser step with a Z of its own,
-    and all of them are repeated `epochs` times. `micro_batch_tokens` bounds rows x longest row, padding included; a row that is
-    longer gets a micro-batch of its own. `generation_limit` (tokens) is C where the config names none. `credit_override` replaces
-    `credit`: one array a trajectory, over its sampled tokens. `judged` is what `Learner.judge` said, one an episode; a plan with
+    and all of them are repeated `epochs` times. `micro_batch_tokens` bounds rows x longest row, padding included (see `deal`).
+    `generation_limit` (tokens) is C where the config names none. `credit_override` replaces `credit`: one array a trajectory, over its
+    sampled tokens. `judged` is what `Learner.judge` said, one an episode; a plan with
     `needs_judgement` needs it. Only the first step can be on-policy: after it the weights are newer than `current_version`; None if
     they are newer already. Rows whose weight is 0 whatever the policy becomes are left out, because they cannot change the gradient.
     Raises `InputError` without a group, or if `judged` is needed and missing.
@@ -91,6 +92,7 @@ def optimizer_steps(
     metrics = _metrics(groups, credits, baseline_state, plan)
     if plan.needs_value:
         metrics |= _value_metrics(values)
+    metrics["batch/padding"] = Metric(value=sum(step.padding_fraction for step in steps) / len(steps), weight=len(trajectories))
     metrics["batch/trained_fraction"] = Metric(value=sum(map(len, trained)) / len(trajectories), weight=len(trajectories))
     return steps, update_baseline(baseline_state, groups, plan), metrics
 
@@ -134,25 +136,13 @@ def _value_metrics(values: _Values) -> dict[str, Metric]:
 
 
 def _step(rows: list[_Row], ranks: int, budget: int, version: int | None) -> OptimizerStep:
-    """Longest rows first: neighbours in a micro-batch pad little, and a step that does not fit in memory fails at once."""
-    by_length = sorted(rows, key=lambda row: -row.length)
-    dealt = [_pack(by_length[rank::ranks], budget) for rank in range(ranks)]
-    count = max(1, *map(len, dealt))
-    padded = sum(len(part) * part[0].length for parts in dealt for part in parts)
+    dealt = deal([row.length for row in rows], ranks=ranks, budget=budget)
+    parts = [[[rows[number] for number in numbers] for numbers in mine] for mine in dealt]
+    laid = sum(len(part) * part[0].length for mine in parts for part in mine if part)
     return OptimizerStep(
-        micro_batches=tuple(tuple(_micro_batch(part, version) for part in parts) + (_empty(),) * (count - len(parts)) for parts in dealt),
-        padding_fraction=1 - sum(row.length for row in rows) / padded if padded else 0.0,
+        micro_batches=tuple(tuple(_micro_batch(part, version) if part else _empty() for part in mine) for mine in parts),
+        padding_fraction=1 - sum(row.length for row in rows) / laid if laid else 0.0,
     )
-
-
-def _pack(rows: list[_Row], budget: int) -> list[list[_Row]]:
-    parts: list[list[_Row]] = []
-    for row in rows:
-        if parts and (len(parts[-1]) + 1) * parts[-1][0].length <= budget:
-            parts[-1].append(row)
-        else:
-            parts.append([row])
-    return parts
 
 
 def _micro_batch(rows: list[_Row], version: int | None) -> MicroBatch:

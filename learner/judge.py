@@ -1,22 +1,10 @@
-"""How rows are dealt to the ranks to be judged: every rank the same number of forward passes, or a collective would hang."""
+"""Rows that are judged, not trained: laid on one tensor, and taken apart again."""
 
 from collections.abc import Sequence
 
 import torch
 
 from learner.types import FloatArray
-
-
-def deal(lengths: Sequence[int], *, rank: int, ranks: int, budget: int) -> list[list[int]]:
-    """The numbers of the rows in each forward pass of `rank`; every rank gets as many passes, some of them empty.
-
-    Longest rows first, dealt in turn, so that a pass pads little; `budget` bounds rows x longest row of all, in tokens.
-    """
-    order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
-    rows = max(1, budget // max(lengths))
-    passes = -(-len(order) // (ranks * rows))
-    mine = order[rank::ranks]
-    return [mine[number * rows : (number + 1) * rows] for number in range(passes)]
 
 
 def padded(rows: Sequence[Sequence[int]], masks: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:

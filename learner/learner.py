@@ -18,9 +18,10 @@ from torch.distributed.distributed_c10d import Store
 
 from envs.errors import InputError
 from envs.metrics import Metric, Reduction, merge_metrics
-from learner.config import AlgorithmConfig, LearnerConfig, LoraConfig
+from learner.config import AlgorithmConfig, LearnerConfig
+from learner.deal import deal
 from learner.engine import Engine, join, leave
-from learner.judge import by_row, deal, padded
+from learner.judge import by_row, padded
 from learner.logprob import PolicyModel
 from learner.lora import export_adapter
 from learner.loss import entropy_loss, policy_loss, regulariser_scale, token_weights, value_loss
@@ -69,7 +70,7 @@ class Learner:
         self._base_as_loaded = True
         self._base: dict[str, torch.Tensor] = {}
         value = algorithm.value if resolve(algorithm).needs_value else None
-        self._policy = self._load(config.gradient_checkpointing, value, config.lora).train()
+        self._policy = self._load(config.gradient_checkpointing, value).train()
         self._device = join(rank, world_size, store, timeout_s)
         self._engine = Engine(self._policy, config, self._device, seed)
         self.begin(algorithm, config, total_steps)
@@ -105,8 +106,11 @@ class Learner:
         self._engine.reset_moments()
         self._reference = None
         if self._plan.kl_coef > 0:
-            copied = config.lora is None
-            self._reference = FrozenCopy(self._load(), self._engine.named_weights(), self._device) if copied else FrozenBase(self._engine)
+            self._reference = (
+                FrozenCopy(self._load(False, None), self._engine.named_weights(), self._device)
+                if config.lora is None
+                else FrozenBase(self._engine)
+            )
 
     def train_step(self, micro_batches: Sequence[MicroBatch]) -> dict[str, Metric]:
         """One optimiser step on this rank's micro-batches; all ranks must have the same number of them.
@@ -174,7 +178,7 @@ class Learner:
         that the plan does not need is None.
         """
         judged = {}
-        share = deal([len(row) for row in rows], rank=self._rank, ranks=self._world_size, budget=self._config.micro_batch_tokens)
+        share = deal([len(row) for row in rows], ranks=self._world_size, budget=self._config.micro_batch_tokens)[self._rank]
         for numbers in share:
             token_ids_BT, mask_BT = padded([rows[number] for number in numbers], [masks[number] for number in numbers])
             token_ids_BT, mask_BT = token_ids_BT.to(self._device), mask_BT.to(self._device)
@@ -238,13 +242,8 @@ class Learner:
         self._engine.close()
         leave()
 
-    def _load(
-        self,
-        gradient_checkpointing: bool = False,
-        value: Literal["shared", "separate"] | None = None,
-        lora: LoraConfig | None = None,
-    ) -> PolicyModel:
+    def _load(self, gradient_checkpointing: bool, value: Literal["shared", "separate"] | None) -> PolicyModel:
         lm = load_model(self._model_path, DTYPES[self._config.dtype])
         if gradient_checkpointing:
             lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        return PolicyModel(lm, self._temperature, self._config.head_chunk_tokens, value=value, lora=lora)
+        return PolicyModel(lm, self._temperature, self._config.head_chunk_tokens, value=value, lora=self._config.lora)

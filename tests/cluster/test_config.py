@@ -176,8 +176,8 @@ def test_nothing_can_change_a_config() -> None:
         (["rollout.max_context_tokens=256"], "model.tiny.max_position=256 is not more than rollout.max_context_tokens=256"),
         (["cold_start.player=expert"], "cold_start.player='expert' is no player of number_search: "),
         (["env.name=tests.envs.faulty:SPEC", "env.params={}"], "it must run where it can be killed; set cluster.env_workers=1 or more"),
-        (["model.tiny.kv_heads=2"], "heads=3 is not a multiple of kv_heads=2"),
-        (["model.tiny.hidden_size=100"], "set hidden_size to 96 or 192"),
+        (["model.tiny.heads=3"], "heads=3 is not a multiple of kv_heads=2"),
+        (["model.tiny.hidden_size=100"], "set hidden_size to 64 or 128"),
     ],
 )
 def test_a_mistake_is_answered_with_its_reason(overrides: list[str], reason: str) -> None:

@@ -177,27 +177,27 @@ def test_only_tokens_of_the_current_weights_in_the_first_step_are_on_policy() ->
         *ragged_groups(2, old_VV=OLD, groups=2, version=3)[:1],
     ]
     first, second = _steps(groups, "rloo", minibatches=2, current_version=4)
-    (fresh,), (stale,) = first.micro_batches[0], second.micro_batches[0]
-    assert torch.equal(fresh.on_policy_BT, fresh.mask_BT) and fresh.mask_BT.any()
-    assert not stale.on_policy_BT.any()
-    later = _steps(groups[:1], "rloo", epochs=2, current_version=4)[1].micro_batches[0][0]
-    assert torch.equal(later.credit_BT, fresh.credit_BT)
-    assert not later.on_policy_BT.any()
+    assert all(torch.equal(part.on_policy_BT, part.mask_BT) and part.mask_BT.any() for part in first.micro_batches[0])
+    assert not any(part.on_policy_BT.any() for part in second.micro_batches[0])
+    later = _steps(groups[:1], "rloo", epochs=2, current_version=4)[1]
+    for part, fresh in zip(later.micro_batches[0], first.micro_batches[0], strict=True):
+        assert torch.equal(part.credit_BT, fresh.credit_BT)
+        assert not part.on_policy_BT.any()
 
 
 def test_minibatches_are_whole_groups_in_order_each_with_its_own_z() -> None:
     steps = _steps(SPLIT_GROUPS, "sft", minibatches=2)
     for step, part in zip(steps, (SPLIT_GROUPS[:2], SPLIT_GROUPS[2:]), strict=True):
-        (expected,) = micro_batches(part, plan_of("sft"))
-        (found,) = step.micro_batches[0]
-        assert torch.equal(found.token_ids_BT, expected.token_ids_BT)
-        assert torch.equal(found.inverse_z_BT, expected.inverse_z_BT)
+        for found, expected in zip(step.micro_batches[0], micro_batches(part, plan_of("sft")), strict=True):
+            assert torch.equal(found.token_ids_BT, expected.token_ids_BT)
+            assert torch.equal(found.inverse_z_BT, expected.inverse_z_BT)
 
 
 @pytest.mark.parametrize(("count", "minibatches", "sizes"), [(3, 2, [1, 2]), (2, 4, [1, 1]), (4, 3, [1, 1, 2])])
 def test_groups_that_do_not_divide_make_parts_that_differ_by_one(count: int, minibatches: int, sizes: list[int]) -> None:
     groups = SPLIT_GROUPS[:count]
-    rows = [int(step.micro_batches[0][0].token_ids_BT.shape[0]) for step in _steps(groups, "sft", minibatches=minibatches)]
+    steps = _steps(groups, "sft", minibatches=minibatches)
+    rows = [sum(part.token_ids_BT.shape[0] for part in step.micro_batches[0]) for step in steps]
     bounds = list(accumulate(sizes, initial=0))
     assert rows == [sum(len(group.trajectories) for group in groups[first:end]) for first, end in pairwise(bounds)]
 

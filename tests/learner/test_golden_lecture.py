@@ -76,9 +76,11 @@ def test_dr_grpo_gives_every_token_of_an_episode_the_same_half_over_c() -> None:
             trajectory([[1] * n], [r], member=m) for m, (r, n) in enumerate(zip(golden["rewards"], [1, 3, 2, 5], strict=True))
         )
     )
-    (part,) = micro_batches([group], plan, limit=10)
-    weight_BT = 4 * part.credit_BT * part.inverse_z_BT
-    by_length = {int(mask.sum()): set(weight[mask].tolist()) for mask, weight in zip(part.mask_BT, weight_BT, strict=True)}
+    by_length = {
+        int(mask_T.sum()): set((4 * credit_T * inverse_z_T)[mask_T].tolist())
+        for part in micro_batches([group], plan, limit=10)
+        for mask_T, credit_T, inverse_z_T in zip(part.mask_BT, part.credit_BT, part.inverse_z_BT, strict=True)
+    }
     for coefficient, length in zip(golden["token_coefficient_times_C"], [1, 3, 2, 5], strict=True):
         assert sorted(by_length[length]) == [pytest.approx(coefficient / 10, abs=1e-15)]
 

@@ -9,7 +9,6 @@ from envs.errors import InputError
 from learner.batch import optimizer_steps
 from learner.credit import credit, initial_baseline
 from learner.gae import gae
-from learner.judge import deal
 from learner.types import FloatArray, Judgement
 from rollout.types import Group
 from tests.learner.builders import one_turn_group, plan_of, trajectory
@@ -129,14 +128,6 @@ def test_kept_fraction_and_a_batch_without_a_success() -> None:
     (step,), _, metrics = _steps(plan, [one_turn_group([0.0, 0.25])], None)
     ((part,),) = step.micro_batches
     assert metrics["batch/trained_fraction"].value == 0 and not part.inverse_z_BT.any()
-
-
-@given(lengths=st.lists(st.integers(1, 50), min_size=1, max_size=40), ranks=st.integers(1, 5), budget=st.integers(1, 300))
-def test_every_row_is_judged_once_in_equally_many_passes(lengths: list[int], ranks: int, budget: int) -> None:
-    shares = [deal(lengths, rank=rank, ranks=ranks, budget=budget) for rank in range(ranks)]
-    assert len({len(share) for share in shares}) == 1
-    assert sorted(row for share in shares for part in share for row in part) == list(range(len(lengths)))
-    assert all(len(part) * max(lengths) <= max(budget, max(lengths)) for share in shares for part in share)
 
 
 def test_reward_and_value_lengths_must_agree() -> None:
