@@ -245,3 +245,7 @@ def bench(
 
     with interrupted("pickaxe: interrupted; nothing was written"), failing():
         run(out, list(overrides or []), repeats)
+
+
+if __name__ == "__main__":
+    main()

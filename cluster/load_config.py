@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -100,7 +100,9 @@ def _apply(tree: dict[str, Any], override: str) -> None:
         value = _number(value)
     *parents, last = key.split(".")
     for parent in parents:
-        child = tree.setdefault(parent, {})
+        if tree.get(parent) is None:
+            tree[parent] = {}
+        child = tree[parent]
         if not isinstance(child, dict):
             raise InputError(f"{key}: {parent} is a value, not a section")
         tree = child
@@ -122,12 +124,19 @@ def _number(text: str) -> str | float:
         return text
 
 
+def section_of(model: type[BaseModel], key: str) -> type[BaseModel] | None:
+    """The config model that a key of `model` holds, if it is a section, which may be left out (`Section | None`)."""
+    annotation = model.model_fields[key].annotation
+    kinds = [kind for kind in (annotation, *get_args(annotation)) if isinstance(kind, type) and issubclass(kind, BaseModel)]
+    return kinds[0] if kinds else None
+
+
 def _check_keys(tree: Mapping[str, Any], model: type[BaseModel], prefix: str) -> None:
     for key, value in tree.items():
         if key not in model.model_fields:
             raise InputError(f"unknown key {prefix + str(key)!r}: {did_you_mean(str(key), list(model.model_fields))}")
-        section = model.model_fields[key].annotation
-        if isinstance(section, type) and issubclass(section, BaseModel):
+        section = section_of(model, key)
+        if section is not None and not (value is None and model.model_fields[key].default is None):
             if not isinstance(value, dict):
                 raise InputError(f"{prefix}{key} is {value!r}; expected a section with {', '.join(section.model_fields)}")
             _check_keys(value, section, f"{prefix}{key}.")

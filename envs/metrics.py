@@ -1,6 +1,6 @@
 """Typed metrics: every number carries how it is reduced over episodes and workers, so that nobody guesses it from a name."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -53,3 +53,12 @@ def reduce_metrics(parts: Iterable[Mapping[str, Metric]]) -> dict[str, float]:
                 if total:
                     reduced[name] = sum(metric.value * metric.weight for metric in metrics) / total
     return reduced
+
+
+def merge_metrics(parts: Sequence[Mapping[str, Metric]]) -> dict[str, Metric]:
+    """The metrics of several parts of a worker's work as those of the whole, weights added up."""
+    merged = {}
+    for name, value in reduce_metrics(parts).items():
+        metrics = [part[name] for part in parts if name in part]
+        merged[name] = Metric(value=value, reduction=metrics[0].reduction, weight=sum(metric.weight for metric in metrics))
+    return merged

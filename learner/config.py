@@ -76,6 +76,21 @@ class GrowConfig(_Frozen):
     )
 
 
+class LoraConfig(_Frozen):
+    """Train low-rank adapters beside the model's frozen matrices, W + (alpha / rank) B A, instead of the matrices.
+
+    There is no dropout: the sampler has none, and with it the learner would score another policy than the one that acted.
+    Adapters usually need a learning rate ten times that of the whole model. With dtype bfloat16 the generators see changes smaller
+    than the spacing of a matrix's elements late, because they are given the sum.
+    """
+
+    rank: int = Field(16, ge=1, description="Rows of A and columns of B.")
+    alpha: int | None = Field(None, ge=1, description="The update is scaled by alpha / rank; None takes twice the rank.")
+    targets: tuple[str, ...] | None = Field(
+        None, min_length=1, description="Linear layers of the backbone to adapt, such as q_proj; None adapts all of them."
+    )
+
+
 class LearnerConfig(_Frozen):
     """How the weighted loss is optimised."""
 
@@ -93,6 +108,7 @@ class LearnerConfig(_Frozen):
         0, description="DeepSpeed ZeRO stage: what the ranks shard (1 optimiser, 2 + gradients, 3 + weights)."
     )
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="Training precision.")
+    lora: LoraConfig | None = Field(None, description="Train low-rank adapters only; None trains the whole model.")
     head_chunk_tokens: int = Field(4096, ge=1, description="Tokens whose vocabulary logits exist at one time.")
     gradient_checkpointing: bool = Field(False, description="Recompute activations in the backward pass to save memory.")
     max_logprob_gap: float = Field(

@@ -11,7 +11,7 @@ import math
 import os
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import redirect_stdout
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ from torch._C._distributed_c10d import HashStore, Store
 from envs.errors import InputError
 from learner.config import LearnerConfig
 from learner.logprob import PolicyModel
+from learner.lora import adapters, factor_names, switched_off
+from learner.optimiser import deepspeed_config, new_optimiser
 
 if not torch.cuda.is_available():
     # DeepSpeed picks its accelerator while it is imported, and without this it picks by the packages that are installed.
@@ -31,32 +33,6 @@ if not torch.cuda.is_available():
 import deepspeed
 import deepspeed.ops
 from deepspeed.utils import logger as deepspeed_logger
-
-_BUCKET_ELEMENTS = 50_000_000
-# Parameters below this size (norms, biases) stay whole under ZeRO-3: gathering them would cost more than it saves.
-_PERSISTENT_ELEMENTS = 10_000
-
-
-def learning_rate(config: LearnerConfig, step: int, total_steps: int) -> float:
-    """The learning rate of optimiser step `step` (0-based) out of `total_steps`.
-
-        lr * (step + 1) / warmup_steps                  while step < warmup_steps
-        lr                                              constant
-        lr * (1 - x)                                    linear
-        lr * (1 + cos(pi x)) / 2                        cosine        x = (step - warmup) / (total - warmup), at most 1
-
-    The last step's rate is above 0: a step that changes nothing would be wasted.
-    """
-    if step < config.warmup_steps:
-        return config.lr * (step + 1) / config.warmup_steps
-    progress = min(1.0, (step - config.warmup_steps) / max(1, total_steps - config.warmup_steps))
-    match config.schedule:
-        case "linear":
-            return config.lr * (1 - progress)
-        case "cosine":
-            return config.lr * (1 + math.cos(math.pi * progress)) / 2
-        case "constant":
-            return config.lr
 
 
 def join(rank: int, world_size: int, store: Store | None, timeout_s: float) -> torch.device:
@@ -98,11 +74,11 @@ def leave() -> None:
 class Engine:
     """One rank's share of the optimiser. Every method but `weights_metadata` is a collective: all ranks call it together.
 
-    The process must have joined its group (`join`). Raises `InputError` for bfloat16 with ZeRO stage 0, where DeepSpeed has
-    no float32 accumulation.
+    The process must have joined its group (`join`). `seed` is that of the adapters' beginning. Raises `InputError` for
+    bfloat16 with ZeRO stage 0, where DeepSpeed has no float32 accumulation.
     """
 
-    def __init__(self, policy: PolicyModel, config: LearnerConfig, device: torch.device) -> None:
+    def __init__(self, policy: PolicyModel, config: LearnerConfig, device: torch.device, seed: int = 0) -> None:
         if config.dtype == "bfloat16" and config.zero_stage == 0:
             raise InputError(
                 "dtype=bfloat16 with zero_stage=0 would accumulate gradients in bfloat16; set learner.zero_stage=1 "
@@ -110,21 +86,29 @@ class Engine:
             )
         self._config = config
         self._hf_names = policy.hf_names
+        self._adapters = {} if config.lora is None else adapters(policy)
+        self._seed = seed
         # In float32 without ZeRO the gradients lie whole on every rank, and DeepSpeed would not report their norm.
         self._own_clip = config.zero_stage == 0
         self._device = device
         with redirect_stdout(io.StringIO()):  # DeepSpeed prints how much memory it takes, where a command prints its JSON
             self._ds, *_ = deepspeed.initialize(
-                model=policy, optimizer=_optimizer(policy, config), config=_deepspeed_config(policy, config), dist_init_required=False
+                model=policy, optimizer=new_optimiser(policy, config), config=deepspeed_config(policy, config), dist_init_required=False
             )
         self._optimizer = getattr(self._ds.optimizer, "optimizer", self._ds.optimizer)
 
     def forward(
-        self, token_ids_BT: torch.Tensor, mask_BT: torch.Tensor, temperature: float | None = None, with_value: bool = False
+        self,
+        token_ids_BT: torch.Tensor,
+        mask_BT: torch.Tensor,
+        temperature: float | None = None,
+        with_value: bool = False,
+        adapted: bool = True,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """`PolicyModel.forward` on this rank's device."""
+        """`PolicyModel.forward` on this rank's device; of the adapters' frozen base if not `adapted`."""
         outputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
-        outputs = self._ds(token_ids_BT.to(self._device), mask_BT.to(self._device), temperature, with_value)
+        with nullcontext() if adapted else switched_off(self._adapters.values()):
+            outputs = self._ds(token_ids_BT.to(self._device), mask_BT.to(self._device), temperature, with_value)
         return outputs
 
     def backward(self, loss: torch.Tensor, last: bool) -> None:
@@ -156,18 +140,65 @@ class Engine:
     def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every weight of the policy, whole, under its Hugging Face name, one at a time; a learned value is not part of the policy.
 
-        A tensor is valid until the next one is asked for: under ZeRO-3 it is gathered from all ranks and released again.
+        Adapters are added to their matrices. A tensor is valid until the next one is asked for: under ZeRO-3 it is gathered from
+        all ranks and released again.
         """
         for name, parameter in self._policy_parameters():
-            with deepspeed.zero.GatheredParameters([parameter], enabled=hasattr(parameter, "ds_id")):
-                yield self._hf_names[name], parameter.detach()
+            with self._whole(name, parameter):
+                adapter = self._adapters.get(name)
+                yield self._hf_names[name], parameter.detach() if adapter is None else adapter.merged(parameter)
 
     @torch.no_grad()
     def set_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Replace the policy's weights by whole tensors under their Hugging Face names, the same on every rank; moments stay."""
+        """Replace the policy's weights by whole tensors under their Hugging Face names, the same on every rank; moments stay.
+
+        Adapters start again beside them, from the same A every time.
+        """
+        generator = torch.Generator().manual_seed(self._seed)
         for name, parameter in self._policy_parameters():
-            with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0, enabled=hasattr(parameter, "ds_id")):
+            with self._whole(name, parameter, modify=True):
                 parameter.copy_(weights[self._hf_names[name]])
+                if name in self._adapters:
+                    self._adapters[name].restart(generator)
+        self._refresh_master_weights()
+
+    @torch.no_grad()
+    def fold(self) -> bool:
+        """Add the adapters to their matrices and start them again, as `set_weights` with `named_weights` would, without a copy.
+
+        Returns whether a matrix changed; without adapters nothing happens.
+        """
+        changed = False
+        generator = torch.Generator().manual_seed(self._seed)
+        for name, parameter in self._policy_parameters():
+            if name in self._adapters:
+                adapter = self._adapters[name]
+                with self._whole(name, parameter, modify=True):
+                    changed |= bool(adapter.b.any())
+                    parameter.copy_(adapter.merged(parameter))
+                    adapter.restart(generator)
+        if self._adapters:
+            self._refresh_master_weights()
+        return changed
+
+    def named_factors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """A and B of every adapter, whole, under the names of peft's files, each valid until the next is asked for."""
+        for name, parameter in self._policy_parameters():
+            if name in self._adapters:
+                with self._whole(name, parameter):
+                    adapter = self._adapters[name]
+                    yield from zip(factor_names(self._hf_names[name]), (adapter.a.detach(), adapter.b.detach()), strict=True)
+
+    def _whole(self, name: str, parameter: torch.nn.Parameter, modify: bool = False) -> AbstractContextManager[None]:
+        """Inside, a parameter and the adapter beside it are whole; what rank 0 has made of them at the end holds if `modify`."""
+        adapter = self._adapters.get(name)
+        together = [parameter] if adapter is None else [parameter, adapter.a, adapter.b]
+        whole: AbstractContextManager[None] = deepspeed.zero.GatheredParameters(
+            together, modifier_rank=0 if modify else None, enabled=hasattr(parameter, "ds_id")
+        )
+        return whole
+
+    def _refresh_master_weights(self) -> None:
         if self._config.zero_stage:
             self._ds.optimizer.refresh_fp32_params()  # its own flat copy, which the next step would write over the weights
 
@@ -209,30 +240,3 @@ def _finite(norm: float) -> float:
             f"the gradient's norm is {norm}; lower learner.lr, clip (learner.max_grad_norm) or look for a broken reward"
         )
     return norm
-
-
-def _optimizer(policy: PolicyModel, config: LearnerConfig) -> torch.optim.Optimizer:
-    match config.optimizer:
-        case "adamw":
-            return torch.optim.AdamW(policy.parameters(), lr=config.lr, betas=config.betas, weight_decay=config.weight_decay)
-        case "sgd":
-            return torch.optim.SGD(policy.parameters(), lr=config.lr, weight_decay=config.weight_decay)
-
-
-def _deepspeed_config(policy: PolicyModel, config: LearnerConfig) -> dict[str, Any]:
-    # A bucket larger than the model would only allocate memory that is never filled.
-    # It must be even: DeepSpeed lays tensors out on 4 bytes, two elements of 16 bits.
-    bucket = min(_BUCKET_ELEMENTS, sum(parameter.numel() for parameter in policy.parameters()) + 1 & ~1)
-    zero: dict[str, Any] = {"stage": config.zero_stage, "reduce_bucket_size": bucket, "allgather_bucket_size": bucket}
-    if config.zero_stage == 3:
-        zero.update(stage3_prefetch_bucket_size=bucket, stage3_param_persistence_threshold=_PERSISTENT_ELEMENTS)
-    settings: dict[str, Any] = {
-        "train_micro_batch_size_per_gpu": 1,
-        "gradient_accumulation_steps": 1,
-        "gradient_clipping": config.max_grad_norm if config.zero_stage else 0.0,
-        "zero_optimization": zero,
-        "zero_allow_untested_optimizer": True,
-    }
-    if config.dtype == "bfloat16":
-        settings.update(bf16={"enabled": True}, data_types={"grad_accum_dtype": "fp32"})
-    return settings

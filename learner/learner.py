@@ -3,9 +3,9 @@
 Shape suffixes: `_B` rows, `_T` padded token positions, `_M` sampled tokens of a micro-batch in row-major order.
 
 Simplifications: every rank loads the whole model before ZeRO-3 shards it; the frozen reference of a KL is a whole copy on
-every rank, and so is the base that a phase can go back to; a separate value model starts from the weights that were loaded, and
-rests in phases that learn no value. Every method but `weights_metadata` is a collective: the ranks call it together, with their
-own micro-batches.
+every rank, except with LoRA, and so is the base that a phase can go back to; a separate value model starts from the weights that
+were loaded, and rests in phases that learn no value. Every method but `weights_metadata` is a collective: the ranks call it
+together, with their own micro-batches.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,20 +14,21 @@ from typing import Literal
 
 import torch
 from safetensors.torch import load_file, save_file
-from safetensors.torch import load_model as read_weights
-from safetensors.torch import save_model as write_weights
 from torch.distributed.distributed_c10d import Store
 
 from envs.errors import InputError
-from envs.metrics import Metric, Reduction, reduce_metrics
+from envs.metrics import Metric, Reduction, merge_metrics
 from learner.config import AlgorithmConfig, LearnerConfig
 from learner.deal import deal
-from learner.engine import Engine, join, learning_rate, leave
+from learner.engine import Engine, join, leave
 from learner.judge import by_row, padded
 from learner.logprob import PolicyModel
+from learner.lora import export_adapter
 from learner.loss import entropy_loss, policy_loss, regulariser_scale, token_weights, value_loss
 from learner.model import DTYPES, export_model, load_model
+from learner.optimiser import learning_rate
 from learner.plan import resolve
+from learner.reference import FrozenBase, FrozenCopy, Reference
 from learner.types import Judgement, MicroBatch
 
 Start = Literal["here", "mark", "base"]
@@ -65,19 +66,21 @@ class Learner:
         self._rank = rank
         self._world_size = world_size
         self._config = config
-        self._reference: PolicyModel | None = None
+        self._reference: Reference | None = None
+        self._base_as_loaded = True
         self._base: dict[str, torch.Tensor] = {}
         value = algorithm.value if resolve(algorithm).needs_value else None
         self._policy = self._load(config.gradient_checkpointing, value).train()
         self._device = join(rank, world_size, store, timeout_s)
-        self._engine = Engine(self._policy, config, self._device)
+        self._engine = Engine(self._policy, config, self._device, seed)
         self.begin(algorithm, config, total_steps)
 
     def begin(self, algorithm: AlgorithmConfig, config: LearnerConfig, total_steps: int, start: Start = "here") -> None:
         """Begin a phase of training, such as RL after a cold start, at `start`.
 
         The optimiser's moments are fresh, the learning rate starts its warm-up and runs over `total_steps` optimiser steps, and
-        the reference of a KL is the policy of this moment. Raises `InputError` if `config` changes what is built already.
+        the reference of a KL is the policy of this moment. Adapters are folded into their base and start again.
+        Raises `InputError` if `config` changes what is built already.
         """
         fixed = [name for name in type(config).model_fields if name not in _PHASE]
         if changed := [name for name in fixed if getattr(config, name) != getattr(self._config, name)]:
@@ -92,6 +95,8 @@ class Learner:
         self._total_steps = total_steps
         self._step = 0
         self._policy.entropy_gradient = algorithm.entropy_coef > 0
+        if start != "base" and self._engine.fold():
+            self._base_as_loaded = False
         if start == "mark":
             self._base = {name: weight.to("cpu", copy=True) for name, weight in self._engine.named_weights()}
         if start != "here":
@@ -101,10 +106,11 @@ class Learner:
         self._engine.reset_moments()
         self._reference = None
         if self._plan.kl_coef > 0:
-            self._reference = self._load(False, None).eval().requires_grad_(False).to(self._device)
-            frozen = {self._reference.hf_names[name]: parameter for name, parameter in self._reference.named_parameters()}
-            for name, weight in self._engine.named_weights():
-                frozen[name].copy_(weight)
+            self._reference = (
+                FrozenCopy(self._load(False, None), self._engine.named_weights(), self._device)
+                if config.lora is None
+                else FrozenBase(self._engine)
+            )
 
     def train_step(self, micro_batches: Sequence[MicroBatch]) -> dict[str, Metric]:
         """One optimiser step on this rank's micro-batches; all ranks must have the same number of them.
@@ -120,13 +126,15 @@ class Learner:
         lr = learning_rate(self._config, self._step, self._total_steps)
         norm = self._engine.step(lr)
         self._step += 1
-        return _merge(parts) | {"learner/grad_norm": Metric(value=norm), "learner/lr": Metric(value=lr)}
+        return merge_metrics(parts) | {"learner/grad_norm": Metric(value=norm), "learner/lr": Metric(value=lr)}
 
     def _accumulate(self, part: MicroBatch, last: bool) -> dict[str, Metric]:
         token_ids_BT, mask_BT = part.token_ids_BT.to(self._device), part.mask_BT.to(self._device).bool()
         credit_M, inverse_z_M, logp_old_M, on_policy_M = (
             values_BT.to(self._device)[mask_BT] for values_BT in (part.credit_BT, part.inverse_z_BT, part.logp_old_BT, part.on_policy_BT)
         )
+        # Before the forward pass that backward belongs to: the reference may be the same modules.
+        ref_logp_M = self._reference.logp(token_ids_BT, mask_BT) if self._reference else None
         logp_M, entropy_M, value_M = self._engine.forward(token_ids_BT, mask_BT, with_value=self._plan.needs_value)
         regularise = regulariser_scale(self._plan.config, self._step, self._total_steps)
         w_M, metrics = token_weights(
@@ -135,7 +143,7 @@ class Learner:
             inverse_z_M=inverse_z_M,
             logp_old_M=logp_old_M,
             logp_M=logp_M,
-            ref_logp_M=self._reference_logp(token_ids_BT, mask_BT),
+            ref_logp_M=ref_logp_M,
             row_M=mask_BT.nonzero(as_tuple=True)[0],
             regularise=regularise,
         )
@@ -175,18 +183,11 @@ class Learner:
             token_ids_BT, mask_BT = padded([rows[number] for number in numbers], [masks[number] for number in numbers])
             token_ids_BT, mask_BT = token_ids_BT.to(self._device), mask_BT.to(self._device)
             value_M = self._engine.forward(token_ids_BT, mask_BT, with_value=True)[2] if self._plan.needs_value else None
-            ref_logp_M = self._reference_logp(token_ids_BT, mask_BT)
+            ref_logp_M = self._reference.logp(token_ids_BT, mask_BT) if self._reference else None
             values, ref_logps = (by_row(values_M, mask_BT) for values_M in (value_M, ref_logp_M))
             for number, values_T, ref_logp_T in zip(numbers, values, ref_logps, strict=False):
                 judged[number] = Judgement(values_T=values_T, ref_logp_T=ref_logp_T)
         return judged
-
-    @torch.no_grad()
-    def _reference_logp(self, token_ids_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor | None:
-        if self._reference is None:
-            return None
-        logp_M: torch.Tensor = self._reference(token_ids_BT, mask_BT)[0]
-        return logp_M
 
     @torch.no_grad()
     def logprobs(self, rows: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
@@ -207,26 +208,33 @@ class Learner:
         return self._engine.weights_metadata()
 
     def export(self, folder: Path) -> None:
-        """Write the policy as a Hugging Face folder; rank 0 writes, and its return means that the folder is whole."""
+        """Write the policy as a Hugging Face folder; rank 0 writes, and its return means that the folder is whole.
+
+        With LoRA the adapters are merged, and if their base is still the model that was loaded they also are in `adapter/`, as peft
+        writes them.
+        """
         state = {name: weight.to("cpu", copy=True) for name, weight in self._engine.named_weights() if self._rank == 0}
         if self._rank == 0:
             export_model(state, self._policy.config, self._model_path, folder)
+        if self._config.lora is not None and self._base_as_loaded:
+            factors = {name: factor.to("cpu", copy=True) for name, factor in self._engine.named_factors() if self._rank == 0}
+            if self._rank == 0:
+                export_adapter(factors, self._config.lora, self._model_path, folder / "adapter")
 
     def save(self, folder: Path) -> None:
         """Write all that `load` needs to go on exactly here: weights, moments, step, reference, base."""
-        self._engine.save(folder, {"step": self._step})
+        self._engine.save(folder, {"step": self._step, "base_as_loaded": self._base_as_loaded})
         if self._reference is not None and self._rank == 0:
-            write_weights(self._reference, str(folder / "reference.safetensors"))
+            self._reference.save(folder)
         if self._base and self._rank == 0:
             save_file(self._base, folder / "base.safetensors")
 
     def load(self, folder: Path) -> None:
         """Go on where `save` was called, in a learner that began the same phase. Raises `InputError` if that is impossible."""
-        self._step = int(self._engine.load(folder)["step"])
+        state = self._engine.load(folder)
+        self._step, self._base_as_loaded = int(state["step"]), bool(state["base_as_loaded"])
         if self._reference is not None:
-            if not (folder / "reference.safetensors").is_file():
-                raise InputError(f"{str(folder)!r} has no reference policy; it was saved by a run without a KL, set algorithm.kl_coef=0")
-            read_weights(self._reference, folder / "reference.safetensors", device=str(self._device))
+            self._reference.load(folder)
         self._base = load_file(folder / "base.safetensors") if (folder / "base.safetensors").is_file() else {}
 
     def close(self) -> None:
@@ -238,13 +246,4 @@ class Learner:
         lm = load_model(self._model_path, DTYPES[self._config.dtype])
         if gradient_checkpointing:
             lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        return PolicyModel(lm, self._temperature, self._config.head_chunk_tokens, value=value)
-
-
-def _merge(parts: Sequence[dict[str, Metric]]) -> dict[str, Metric]:
-    """The metrics of several micro-batches as those of one, weights added up."""
-    merged = {}
-    for name, value in reduce_metrics(parts).items():
-        metrics = [part[name] for part in parts if name in part]
-        merged[name] = Metric(value=value, reduction=metrics[0].reduction, weight=sum(metric.weight for metric in metrics))
-    return merged
+        return PolicyModel(lm, self._temperature, self._config.head_chunk_tokens, value=value, lora=self._config.lora)

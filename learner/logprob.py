@@ -11,6 +11,9 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from learner.config import LoraConfig
+from learner.lora import add_adapters
+
 
 class Head(nn.Module):
     """The output layer, applied to chunks of hidden states, so that at most `chunk_tokens` rows of logits exist at once.
@@ -47,7 +50,8 @@ class PolicyModel(nn.Module):
     `hf_names` maps every parameter's name here to its name in the model that was given; a tied output layer is one parameter
     with one name. The given model is taken apart, not copied. With `value` a linear head, zero at first, reads V(h_t) from the hidden
     state before token t: of the policy's own backbone (`shared`), or of a copy of it as it was given (`separate`). The value's
-    parameters are in no model that was given, so `hf_names` does not have them.
+    parameters are in no model that was given, so `hf_names` does not have them; nor those of the adapters that `lora` adds to the
+    backbone, which then are all that is trained beside the value. Raises `InputError` for adapters that the model cannot have.
     """
 
     def __init__(
@@ -57,6 +61,7 @@ class PolicyModel(nn.Module):
         head_chunk_tokens: int = 4096,
         entropy_gradient: bool = False,
         value: Literal["shared", "separate"] | None = None,
+        lora: LoraConfig | None = None,
     ) -> None:
         super().__init__()
         names = {id(parameter): name for name, parameter in lm.named_parameters()}
@@ -65,7 +70,10 @@ class PolicyModel(nn.Module):
         self.head = Head(lm.get_output_embeddings(), head_chunk_tokens)
         self.temperature = temperature
         self.entropy_gradient = entropy_gradient
-        self.hf_names = {name: names[id(parameter)] for name, parameter in self.named_parameters()}
+        if lora is not None:
+            self.head.requires_grad_(False)
+            add_adapters(self.backbone, lora)
+        self.hf_names = {name: names[id(parameter)] for name, parameter in self.named_parameters() if id(parameter) in names}
         self.value = value
         if value is not None:
             dtype = self.head.weight.dtype

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from cluster.config import RunConfig
-from cluster.load_config import RECIPES, dump_config, load_config, parse_config, recipe_names
+from cluster.load_config import RECIPES, dump_config, load_config, parse_config, recipe_names, section_of
 from envs.errors import InputError
+from learner.config import LoraConfig
 
 ROOT = RECIPES.parent.parent
 TINY = "number-search-tiny"
@@ -22,9 +23,9 @@ REST = ("algorithm.method=rest", "algorithm.drift=null", "algorithm.kl_coef=null
 def models(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
     """A config model and the sections in it."""
     yield model
-    for field in model.model_fields.values():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from models(field.annotation)
+    for name in model.model_fields:
+        if (section := section_of(model, name)) is not None:
+            yield from models(section)
 
 
 SECTIONS = list(dict.fromkeys(models(RunConfig)))
@@ -88,6 +89,16 @@ def test_overrides_apply_in_order_and_the_last_one_counts() -> None:
     assert load_config(TINY, ["env.params.numbers=64"]).env.params == {"numbers": 64, "guesses": 4}
 
 
+def test_a_section_that_is_left_out_can_be_filled_in_and_left_out_again(tmp_path: Path) -> None:
+    (tmp_path / "plain.yaml").write_text(dump_config(load_config(TINY)))
+    lora = load_config(str(tmp_path / "plain.yaml"), ["learner.lora.rank=8"])
+    assert lora.learner.lora == LoraConfig(rank=8)
+    (tmp_path / "lora.yaml").write_text(dump_config(lora))
+    assert load_config(str(tmp_path / "lora.yaml")) == lora
+    assert load_config(str(tmp_path / "lora.yaml"), ["learner.lora=null"]) == load_config(TINY)
+    assert load_config(TINY, ["learner.lora={}"]).learner.lora == LoraConfig()
+
+
 def test_nothing_can_change_a_config() -> None:
     config = load_config(TINY)
     for owner, name in ((config, "steps"), (config.learner, "lr"), (config.model.tiny, "layers")):
@@ -105,6 +116,10 @@ def test_nothing_can_change_a_config() -> None:
         (["env.name=number_serch"], "there is no environment 'number_serch': did you mean 'number_search'?"),
         (["algorithm.method=dr_grppo"], "unknown method 'dr_grppo'; did you mean 'dr_grpo'?"),
         (["learner=3"], "learner is 3; expected a section with"),
+        (["learner=null"], "learner is None; expected a section with"),
+        (["learner.lora=8"], "learner.lora is 8; expected a section with rank, alpha, targets"),
+        (["learner.lora.rnak=8"], "unknown key 'learner.lora.rnak': did you mean 'rank'?"),
+        (["learner.lora.rank=0"], "learner.lora.rank is 0: input should be greater than or equal to 1"),
         (["learner.lr.x=3", "learner.lr=1"], "learner.lr"),
         (["learner.lr"], "cannot read the override 'learner.lr'; expected key.sub=value"),
         (["learner.lr=[1"], "cannot read the value of 'learner.lr=[1' as YAML"),

@@ -253,6 +253,18 @@ def test_the_asynchronous_engine_trains_too(tmp_path: Path) -> None:
     assert turns and all(1 <= first <= last <= 2 for first, last in (turn["versions"] for turn in turns))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("value", ["shared", "separate"])
+def test_a_learned_value_is_trained_by_ranks_that_share_its_weights(tmp_path: Path, value: str) -> None:
+    critic = ("algorithm.method=ppo", f"algorithm.value={value}", "algorithm.kl_coef=0.05", "env.params.shaping=0.5")
+    config = tiny(*critic, "cluster.learners=2", "learner.zero_stage=3", "steps=3", "eval.every=3")
+    train(config, RunFolder.create(tmp_path / "run", config, overwrite=False), quiet(3))
+    steps = read_metrics(tmp_path / "run")[1:]
+    assert all(step["sync/probe_max_abs_diff"] < 1e-5 and step["sync/probe_moved"] > 0 for step in steps)
+    assert all(0 < step["value/loss"] < 1 for step in steps)
+    assert steps[0]["value/mean"] == 0 != steps[-1]["value/mean"], "V begins at 0 everywhere and learns"
+
+
 def started(run: Path, *overrides: str) -> subprocess.Popen[str]:
     """`pickaxe train` of a tiny run, in a session of its own, because a terminal sends Ctrl-C to the whole group of processes."""
     program = [sys.executable, "-c", "from cluster.cli import main; main()"]

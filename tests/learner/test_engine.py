@@ -9,8 +9,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from envs.errors import InputError
 from envs.metrics import reduce_metrics
 from learner.config import AlgorithmConfig, LearnerConfig
-from learner.engine import learning_rate
 from learner.learner import Learner
+from learner.optimiser import learning_rate
 from tests.learner.engine_cases import (
     REINFORCE,
     batch,
