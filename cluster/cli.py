@@ -90,16 +90,16 @@ def train(
     pickaxe train my-recipe.yaml seed=1
     pickaxe train crafting-qwen3-4b-node --dry-run --gpu-memory 80
     """
-    from cluster.load_config import load_config
+    from cluster.load_config import load_config, recipe_title
     from cluster.run_folder import check_free, claim
 
-    config = load_config(recipe, overrides or [])
+    config, title = load_config(recipe, overrides or []), recipe_title(recipe)
     if run_dir is not None:
         check_free(run_dir, overwrite=overwrite)
     elif overwrite:
         raise InputError("--overwrite needs --run-dir: without it every run gets a folder of its own")
     if dry_run or gpu_memory is not None:
-        return cli_checks.dry_run(config, Path(recipe).stem, gpu_memory, asked=dry_run)
+        return cli_checks.dry_run(config, title, gpu_memory, asked=dry_run)
     with interrupted("Interrupted before the run had begun."):
         print("loading torch, ray and vLLM ...", file=sys.stderr)
         from cluster.before_start import check_before_start
@@ -107,8 +107,8 @@ def train(
         advice = check_before_start(config)
         from cluster.supervise import run_training
 
-        folder = run_dir or claim(Path(recipe).stem)
-        raise typer.Exit(run_training(config, Path(recipe).stem, overrides or [], folder, advice, overwrite=overwrite))
+        folder = run_dir or claim(title)
+        raise typer.Exit(run_training(config, title, overrides or [], folder, advice, overwrite=overwrite))
 
 
 @app.command("eval")
@@ -228,23 +228,6 @@ def play(
     params = parse_params(spec, read_values(param or []))
     seed = random.randrange(1_000_000) if seed is None else seed
     terminal_play.play(spec, params, seed=seed, player=player, console=Console())
-
-
-@app.command()
-def bench(
-    overrides: Overrides = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Counted repeats; medians are printed.")] = 7,
-    out: Annotated[Path, typer.Option(help="Where the numbers go as JSON.")] = Path("runs/bench.json"),
-) -> None:
-    """Measure this machine: whole steps, and generator, learner and push against something bare beside them.
-
-    \b
-    About three minutes on a quiet machine; ratios above 1 are faster than the yardstick. Overrides change number-search-tiny.
-    """
-    from cluster.bench import bench as run
-
-    with interrupted("pickaxe: interrupted; nothing was written"), failing():
-        run(out, list(overrides or []), repeats)
 
 
 if __name__ == "__main__":

@@ -144,6 +144,11 @@ class RunConfig(_Frozen):
                 f"rollout.max_context_tokens={self.rollout.max_context_tokens} has no room for a prompt beside a turn of "
                 f"rollout.max_turn_tokens={self.rollout.max_turn_tokens}; raise the first or lower the second"
             )
+        if self.learner.dtype == "bfloat16" and self.learner.zero_stage == 0:
+            raise ValueError(
+                "learner.dtype=bfloat16 with learner.zero_stage=0 would accumulate gradients in bfloat16; set learner.zero_stage=1 or more "
+                "(float32 master weights, also for one rank), or learner.dtype=float32"
+            )
         if self.model.path is None and self.model.tiny.max_position <= self.rollout.max_context_tokens:
             raise ValueError(
                 f"model.tiny.max_position={self.model.tiny.max_position} is not more than rollout.max_context_tokens="

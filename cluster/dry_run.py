@@ -18,7 +18,7 @@ from transformers import AutoConfig
 from cluster.config import RunConfig
 from cluster.prepare import policy_tokenizer
 from envs.errors import InputError
-from learner.footprint import BYTES, Part, activation_parts, amount, state_parts, trained_parameters
+from learner.footprint import BYTES, Part, activation_parts, amount, backbones_of, parameter_counts, state_parts
 from learner.model import check_folder
 from learner.plan import resolve
 from learner.shape import ModelShape, Widths, shape_of, stated_shape
@@ -158,16 +158,15 @@ def _cache(config: RunConfig, machine: Machine, widths: Widths, taken: int) -> K
 
 def _rank_parts(config: RunConfig, shape: ModelShape) -> Iterator[Part]:
     plan, learner = resolve(config.algorithm), config.learner
-    lora = getattr(learner, "lora", None)
     value = config.algorithm.value if plan.needs_value else None
-    parameters, trained = trained_parameters(shape, lora_rank=lora and lora.rank, value=value)
+    parameters, trained = parameter_counts(shape, lora=learner.lora, value=value)
     yield from state_parts(parameters, trained, learner, config.cluster.learners)
-    if plan.kl_coef > 0 and lora is None:
+    if plan.kl_coef > 0 and learner.lora is None:
         size = BYTES[learner.dtype]
         why = f"a whole copy on every rank, because algorithm.kl_coef is {plan.kl_coef:g}"
         yield Part(name="KL reference", bytes=size * shape.parameters, why=why)
     if shape.widths is not None:
-        yield from activation_parts(shape.widths, learner, tokens=micro_batch_tokens(config))
+        yield from activation_parts(shape.widths, learner, tokens=micro_batch_tokens(config), backbones=backbones_of(value))
 
 
 def micro_batch_tokens(config: RunConfig) -> int:
@@ -195,24 +194,28 @@ def what_to_change(config: RunConfig, shape: ModelShape, machine: Machine) -> li
             "or lower rollout.max_context_tokens or generator.max_batched_tokens"
         )
     if found.rank_bytes > limit:
-        smaller = [
-            f"{words} ({total / GIB:.1f})"
-            for words, changed in _smaller(config)
-            if (total := estimate(changed, shape, machine).rank_bytes) < found.rank_bytes
-        ]
-        change = f"what each of these comes to, in GiB: {', '.join(smaller)}" if smaller else "take a smaller model"
+        changes = [(words, estimate(changed, shape, machine).rank_bytes) for words, changed in _smaller(config)]
+        smaller = [f"{words} ({total / GIB:.1f})" for words, total in changes if total < found.rank_bytes]
+        change = f"what changes come to in GiB: {', '.join(smaller)}" if smaller else "take a smaller model"
         lines.append(f"a learner rank takes {found.rank_bytes / GIB:.1f} GiB of {limit / GIB:.1f}; {change}")
     return lines
 
 
 def _smaller(config: RunConfig) -> Iterator[tuple[str, RunConfig]]:
-    """Changes that can make a learner rank smaller, each alone."""
+    """Changes that can make a learner rank smaller, each alone, and at the end all together."""
     learner = config.learner
-    changes: list[tuple[str, Any]] = [("gradient_checkpointing", True)]
-    changes += [("zero_stage", stage) for stage in (2, 3) if stage > learner.zero_stage]
-    changes += [("micro_batch_tokens", config.rollout.max_context_tokens), ("head_chunk_tokens", min(512, learner.head_chunk_tokens))]
-    for name, value in changes:
-        words = f"learner.{name}={str(value).lower()}"
-        yield words, config.model_copy(update={"learner": learner.model_copy(update={name: value})})
+    row = min(learner.micro_batch_tokens, config.rollout.max_context_tokens)
+    changes: dict[str, dict[str, Any]] = {
+        "learner.gradient_checkpointing=true": {"gradient_checkpointing": True},
+        "learner.zero_stage=2": {"zero_stage": max(2, learner.zero_stage)},
+        "learner.zero_stage=3": {"zero_stage": 3},
+        f"learner.micro_batch_tokens={row}": {"micro_batch_tokens": row},
+        "learner.head_chunk_tokens=512": {"head_chunk_tokens": min(512, learner.head_chunk_tokens)},
+    }
+    together: dict[str, Any] = {}
+    for words, change in changes.items():
+        together |= change
+        yield words, config.model_copy(update={"learner": learner.model_copy(update=change)})
     doubled = config.cluster.model_copy(update={"learners": 2 * config.cluster.learners})
     yield f"cluster.learners={doubled.learners}", config.model_copy(update={"cluster": doubled})
+    yield "all of these", config.model_copy(update={"learner": learner.model_copy(update=together), "cluster": doubled})

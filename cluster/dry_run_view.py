@@ -119,13 +119,13 @@ def _table(title: str, parts: Sequence[Part], total: int) -> Iterator[str]:
 def _cache(config: RunConfig, found: Estimate, machine: Machine) -> Iterator[str]:
     if found.cache is None:
         return
-    token, longest = found.cache.token_bytes, config.rollout.max_context_tokens
+    token, longest, share = found.cache.token_bytes, config.rollout.max_context_tokens, config.generator.gpu_memory_fraction
     if found.cache.bytes is None:
         one = found.generator_bytes + token * longest
-        yield f"KV cache: {token:,} bytes a token, in what is left of generator.gpu_memory_fraction={config.generator.gpu_memory_fraction:g}"
-        yield f"with room for one whole episode a GPU needs {_size(int(one / config.generator.gpu_memory_fraction))}"
+        yield f"KV cache: {token:,} bytes a token, in what is left of generator.gpu_memory_fraction={share:g}"
+        yield f"with room for one whole episode a GPU needs {_size(int(one / share))}"
         return
-    limit = f", what is left of {config.generator.gpu_memory_fraction:g} of a GPU" if machine.on_gpu else ""
+    limit = f", what is left of {share:g} of a GPU" if machine.on_gpu else ""
     tokens, step = found.cache.tokens(), math.ceil(config.rollout.groups_per_step / config.cluster.generators) * config.rollout.group_size
     yield (
         f"KV cache: {_size(max(found.cache.bytes, 0))}{limit}: {token:,} bytes a token, {tokens:,} tokens, {tokens // longest:,} whole "
@@ -148,11 +148,11 @@ def batch(config: RunConfig) -> Iterator[str]:
     else:
         tokens, rows = micro_batch_tokens(config), rows_per_rank(config)
         cut = math.ceil(rows / max(tokens // longest, 1))
-        yield f"an optimiser step: {rows:,} episodes a rank in {cut:,} micro-batches of {tokens:,} padded tokens, if all are as long as can be"
-        each = learner.minibatches * learner.epochs
-        yield f"{config.steps:,} steps x {learner.minibatches} minibatches x {learner.epochs} epochs = {config.steps * each:,} optimiser steps"
-    tasks, samples = len(eval_tasks(config)), config.eval.samples
-    yield f"an evaluation every {config.eval.every} steps: {tasks:,} tasks x ({samples} samples + 1 greedy) = {tasks * (samples + 1):,} episodes"
+        yield f"an optimiser step: {rows:,} episodes a rank, in {cut:,} micro-batches of {tokens:,} padded tokens if all are full"
+        updates = config.steps * learner.minibatches * learner.epochs
+        yield f"{config.steps:,} steps x {learner.minibatches} minibatches x {learner.epochs} epochs = {updates:,} optimiser steps"
+    tasks, plays = len(eval_tasks(config)), config.eval.samples + 1
+    yield f"an evaluation every {config.eval.every} steps: {tasks:,} tasks x {plays}, once greedily, = {tasks * plays:,} episodes"
 
 
 def _advice(config: RunConfig) -> list[str]:

@@ -20,6 +20,11 @@ def recipe_names() -> list[str]:
     return sorted(path.stem for path in RECIPES.glob("*.yaml"))
 
 
+def recipe_title(recipe: str) -> str:
+    """What a shipped recipe, a YAML file or a run folder is called in titles and names of folders."""
+    return recipe if recipe in recipe_names() else Path(recipe).stem
+
+
 def load_config(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:
     """Read a shipped recipe by name or a YAML file by path, apply `key.sub=value` overrides in order, validate.
 

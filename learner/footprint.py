@@ -13,7 +13,7 @@ learner are counted against these lines, and activations against what autograd k
 
 from dataclasses import dataclass
 
-from learner.config import LearnerConfig
+from learner.config import LearnerConfig, LoraConfig
 from learner.shape import ModelShape, Widths
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -32,17 +32,21 @@ class Part:
     why: str
 
 
-def trained_parameters(shape: ModelShape, *, lora_rank: int | None, value: str | None) -> tuple[int, int]:
-    """Parameters that exist and that are trained, a learned value (`shared` or `separate`) and adapters of all linear layers included.
+def parameter_counts(shape: ModelShape, *, lora: LoraConfig | None, value: str | None) -> tuple[int, int]:
+    """Parameters of a learner, and how many of them are trained, with adapters and a learned value (`shared` or `separate`).
 
-    Adapters count as nothing if the shape does not say how wide the layers are.
+    A backbone of the value's own has adapters of its own. Adapters and heads count as nothing where the shape has no widths.
     """
-    head = 0 if value is None else (shape.widths.hidden if shape.widths else 0) + 1
-    extra = head + (shape.backbone if value == "separate" else 0)
-    if lora_rank is None:
-        return shape.parameters + extra, shape.parameters + extra
-    adapters = lora_rank * (shape.linear_width or 0)
-    return shape.parameters + extra + adapters, adapters + extra
+    head = 0 if value is None or shape.widths is None else shape.widths.hidden + 1
+    adapters = 0 if lora is None else lora.rank * sum(shape.linears.get(name, 0) for name in lora.targets or shape.linears)
+    backbones = backbones_of(value)
+    parameters = shape.parameters + (backbones - 1) * shape.backbone + backbones * adapters + head
+    return parameters, parameters if lora is None else backbones * adapters + head
+
+
+def backbones_of(value: str | None) -> int:
+    """Backbones that are trained at the same time: a `separate` value has one beside the policy's."""
+    return 2 if value == "separate" else 1
 
 
 def state_parts(parameters: int, trained: int, config: LearnerConfig, ranks: int) -> list[Part]:
@@ -51,9 +55,10 @@ def state_parts(parameters: int, trained: int, config: LearnerConfig, ranks: int
     sharded = {number: ranks if stage >= number else 1 for number in (1, 2, 3)}
     moments = 8 if config.optimizer == "adamw" else 0
     low = 2 if stage == 1 and config.dtype == "bfloat16" else 0
+    kinds = "float32 and bfloat16" if low else "float32"
     parts = [
         Part(name="weights", bytes=size * parameters // sharded[3], why=_why(parameters, size, sharded[3], config.dtype)),
-        Part(name="gradients", bytes=(4 + low) * trained // sharded[2], why=_why(trained, 4 + low, sharded[2], "float32")),
+        Part(name="gradients", bytes=(4 + low) * trained // sharded[2], why=_why(trained, 4 + low, sharded[2], kinds)),
         Part(name="moments", bytes=moments * trained // sharded[1], why=_why(trained, moments, sharded[1], config.optimizer)),
     ]
     if stage:
@@ -75,16 +80,20 @@ def layer_bytes(widths: Widths, size: int) -> int:
     return kept + (4 + size) * (widths.query + widths.key) * widths.qk_norm
 
 
-def activation_parts(widths: Widths, config: LearnerConfig, *, tokens: int) -> list[Part]:
-    """What a micro-batch of so many padded `tokens` keeps for its backward pass."""
+def activation_parts(widths: Widths, config: LearnerConfig, *, tokens: int, backbones: int = 1) -> list[Part]:
+    """What a micro-batch of so many padded `tokens` keeps for its backward pass; the logits are those of one chunk of the head.
+
+    A chunk has four tensors in float32 at a time, forwards and backwards: logits, log-probs, probabilities, and their product or
+    gradient. With checkpointing the layers keep their inputs, and one of them at a time everything.
+    """
     size = BYTES[config.dtype]
-    layer = layer_bytes(widths, size)
+    layer, layers = layer_bytes(widths, size), backbones * widths.layers
     if config.gradient_checkpointing:
-        total = tokens * (widths.layers * size * widths.hidden + layer)
-        why = f"{tokens:,} tokens: the input of {widths.layers} layers, and one layer of {layer:,} bytes a token"
+        total = tokens * (layers * size * widths.hidden + layer)
+        why = f"{tokens:,} tokens: the input of {layers} layers, and one layer of {layer:,} bytes a token"
     else:
-        total = tokens * widths.layers * layer
-        why = f"{tokens:,} tokens x {widths.layers} layers x {layer:,} bytes, without gradient checkpointing"
+        total = tokens * layers * layer
+        why = f"{tokens:,} tokens x {layers} layers x {layer:,} bytes, without gradient checkpointing"
     rows = min(config.head_chunk_tokens, tokens)
     return [
         Part(name="activations", bytes=total, why=why),

@@ -1,5 +1,7 @@
 """What a policy is made of, in numbers: read from a model's config without its weights, or as a recipe states it."""
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,8 +42,9 @@ class ModelShape:
     parameters: int
     backbone: int
     """Parameters without an output layer of its own; of a stated shape all of them."""
-    linear_width: int | None
-    """Inputs and outputs of all linear layers of the backbone together: what adapters of rank 1 have as parameters."""
+    linears: Mapping[str, int]
+    """Inputs and outputs of all linear layers of the backbone together, by the last part of their name, such as `q_proj`: what adapters
+    of rank 1 have as parameters. Empty if nobody knows."""
     widths: Widths | None
     missing: tuple[str, ...] = ()
 
@@ -52,11 +55,14 @@ def shape_of(settings: Any) -> ModelShape:
         lm = AutoModelForCausalLM.from_config(settings)
     text = settings.get_text_config()
     sizes = {name: getattr(text, name, None) for name in _SIZES}
-    linears = [module for module in lm.base_model.modules() if isinstance(module, nn.Linear)]
+    linears: Counter[str] = Counter()
+    for name, module in lm.base_model.named_modules():
+        if isinstance(module, nn.Linear):
+            linears[name.rpartition(".")[2]] += module.in_features + module.out_features
     return ModelShape(
         parameters=sum(parameter.numel() for parameter in lm.parameters()),
         backbone=sum(parameter.numel() for parameter in lm.base_model.parameters()),
-        linear_width=sum(module.in_features + module.out_features for module in linears),
+        linears=linears,
         widths=_widths(text, lm) if all(sizes.values()) else None,
         missing=tuple(name for name, size in sizes.items() if not size),
     )
@@ -96,7 +102,7 @@ def stated_shape(stated: ModelShapeConfig) -> ModelShape | None:
         "vocab_size": stated.vocab_size,
     }
     if missing := tuple(f"model.shape.{name}" for name, size in sizes.items() if size is None):
-        return ModelShape(parameters=parameters, backbone=parameters, linear_width=None, widths=None, missing=missing)
+        return ModelShape(parameters=parameters, backbone=parameters, linears={}, widths=None, missing=missing)
     layers, hidden, heads, kv_heads, head_size, mlp, vocab = (size for size in sizes.values() if size is not None)
     query, key = heads * head_size, kv_heads * head_size
     widths = Widths(
@@ -109,5 +115,14 @@ def stated_shape(stated: ModelShapeConfig) -> ModelShape | None:
         vocab=vocab,
         qk_norm=True,
     )
-    linear_width = layers * (2 * (hidden + query) + 2 * (hidden + key) + 3 * (hidden + mlp))
-    return ModelShape(parameters=parameters, backbone=parameters, linear_width=linear_width, widths=widths)
+    block = {
+        "q_proj": hidden + query,
+        "k_proj": hidden + key,
+        "v_proj": hidden + key,
+        "o_proj": hidden + query,
+        "gate_proj": hidden + mlp,
+        "up_proj": hidden + mlp,
+        "down_proj": hidden + mlp,
+    }
+    linears = {name: layers * width for name, width in block.items()}
+    return ModelShape(parameters=parameters, backbone=parameters, linears=linears, widths=widths)
