@@ -14,7 +14,7 @@ from learner.footprint import activation_parts, amount, layer_bytes, parameter_c
 from learner.logprob import Head, PolicyModel
 from learner.shape import ModelShape, Widths, shape_of, stated_shape
 from tests.learner.engine_cases import write_model
-from tests.learner.footprint_cases import CASES, config, count, count_rank
+from tests.learner.footprint_cases import ALONE, config, count, count_rank
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -37,7 +37,7 @@ def check(counted: dict[str, int], dtype: str, stage: int, ranks: int, shape: Mo
     assert 0.97 * (total - communication) <= counted["all"] <= 1.03 * total, (dtype, stage)
 
 
-@pytest.mark.parametrize(("dtype", "stage"), CASES)
+@pytest.mark.parametrize(("dtype", "stage"), ALONE)
 def test_one_rank_has_the_tensors_of_the_estimate(dtype: str, stage: int, model: str) -> None:
     check(count(model, dtype, stage), dtype, stage, 1, shape_of(AutoConfig.from_pretrained(model)))
 
