@@ -113,5 +113,5 @@ class Remedies:
         again = f" (the last one had {dead} of {len(batch)} dead groups after {rounds} rounds)" if rounds else ""
         self._view.message(
             f"for {self._starved} steps {what}{again}. If success is near 0, start from demonstrations (cold_start.episodes), take an "
-            "easier level, raise rollout.temperature, or set dead_groups; near its best, training is done"
+            "easier level (curriculum), raise rollout.temperature, or set dead_groups; near its best, training is done"
         )

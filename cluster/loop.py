@@ -22,11 +22,12 @@ from cluster.dead_groups import Remedies
 from cluster.failures import FailureReport
 from cluster.improve import Rounds
 from cluster.live import LiveView
-from cluster.measure import eval_metrics, learner_metrics, rollout_metrics, summary_metrics
+from cluster.measure import learner_metrics, rollout_metrics, summary_metrics
 from cluster.memory import memory_metrics
 from cluster.prepare import eval_tasks, prepare_model, probe
 from cluster.run_folder import RunFolder
 from cluster.sample import Sampled, evaluate, finish_sampling, start_sampling
+from cluster.scores import eval_metrics
 from cluster.sinks import MetricSink
 from envs.metrics import reduce_metrics
 from learner.batch import optimizer_steps
@@ -213,7 +214,7 @@ class Training:
         }
 
     def evaluate(self, step: int) -> dict[str, float]:
-        """Success on all evaluation tasks, sampled and greedy, and the memory that the run has taken so far."""
+        """Success on all evaluation tasks, sampled and greedy, by level, and the memory that the run has taken so far."""
         config = self.config
         seed = sampling_seed(config.seed, step)
         played = evaluate(self.cluster.generators, self.eval_tasks, config, samples=config.eval.samples, seed=seed)
@@ -230,7 +231,7 @@ class Training:
             "method": self.config.algorithm.method,
             "seed": self.config.seed,
             **after,
-            **{f"{name}_before": before[name] for name in ("eval/success", "eval/success_greedy") if name in before},
+            **{f"{name}_before": value for name, value in before.items() if name.split("/")[1] in ("success", "success_greedy")},
             "env/best_success": self.config.env.spec.best_success(self.config.env_params),
             "train_seconds": seconds,
             "steps": self.config.steps,
