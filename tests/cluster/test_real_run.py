@@ -1,7 +1,6 @@
 """Whole runs on real parts: Ray actors, vLLM, DeepSpeed, the weight push, on the CPU."""
 
 import io
-import itertools
 import json
 import os
 import signal
@@ -155,7 +154,8 @@ def test_the_synchronous_loop_refuses_samples_of_older_weights(live: Live) -> No
 def test_of_a_batch_that_lives_through_a_push_the_newest_tokens_are_compared(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     training = live.training
     live.learn()
-    requests = [GroupRequest(task=task, group=number, size=64) for number, task in enumerate(itertools.islice(training.tasks, 8))]
+    tasks = training.tasks.step() + training.tasks.step()
+    requests = [GroupRequest(task=task, group=number, size=64) for number, task in enumerate(tasks)]
     calls = start_sampling(live.cluster.generators, requests, seed=3)
     training.push()
     sampled = live.sampled(calls)
