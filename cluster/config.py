@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from cluster.curriculum_config import CurriculumConfig, check_curriculum
+from cluster.curriculum.config import CurriculumConfig, check_curriculum
 from envs.catalog import find
 from envs.contract import EnvSpec
 from learner.config import AlgorithmConfig, GrowConfig, LearnerConfig, TinyModelConfig

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from cluster.actors import Cluster
-from cluster.curriculum import TaskStream
-from cluster.live import LiveView
+from cluster.curriculum.stream import TaskStream
 from cluster.playable import playable
 from cluster.sample import collect_samples, start_sampling
+from cluster.show.live import LiveView
 from learner.plan import Plan
 from rollout.chat import ChatEncoder
 from rollout.config import DeadGroupsConfig

@@ -10,15 +10,15 @@ from rich.console import Console
 from rich.table import Table
 
 from cluster.actors import running
-from cluster.before_start import check_before_start, longest_context
+from cluster.checks.before_start import check_before_start, longest_context
 from cluster.config import RunConfig
 from cluster.interrupt import terminated_as_interrupted
 from cluster.load_config import load_config, override_config
-from cluster.numbers import fixed, number
 from cluster.prepare import eval_tasks
 from cluster.run_folder import MARK, last_checkpoint
 from cluster.sample import evaluate
 from cluster.scores import levels_of, of_level, scores
+from cluster.show.format import fixed, number
 from envs.errors import InputError
 from learner.model import check_folder
 from rollout.play import GroupFailure, sampling_seed

@@ -17,17 +17,17 @@ from cluster.actors import Cluster, running
 from cluster.attest import Attestation, attest, check_gap, check_versions
 from cluster.cold_start import cold_start
 from cluster.config import RunConfig
-from cluster.curriculum import TaskStream
+from cluster.curriculum.stream import TaskStream
 from cluster.dead_groups import Remedies
 from cluster.failures import FailureReport
 from cluster.improve import Rounds
-from cluster.live import LiveView
 from cluster.measure import learner_metrics, rollout_metrics, summary_metrics
 from cluster.memory import memory_metrics
 from cluster.prepare import eval_tasks, prepare_model, probe
 from cluster.run_folder import RunFolder
 from cluster.sample import Sampled, evaluate, finish_sampling, start_sampling
 from cluster.scores import eval_metrics
+from cluster.show.live import LiveView
 from cluster.sinks import MetricSink
 from envs.metrics import reduce_metrics
 from learner.batch import optimizer_steps

@@ -11,8 +11,8 @@ from statistics import fmean
 import pytest
 
 from cluster.config import RunConfig
-from cluster.curriculum import TaskStream
-from cluster.curriculum_choice import share_due
+from cluster.curriculum.choice import share_due
+from cluster.curriculum.stream import TaskStream
 from cluster.load_config import load_config, parse_config
 from cluster.prepare import train_tasks
 from envs.contract import End, Task

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from cluster.actors import Cluster
-from cluster.curriculum import TaskStream
+from cluster.curriculum.stream import TaskStream
 from cluster.dead_groups import Remedies, plays_again, refilled
-from cluster.live import LiveView
 from cluster.loop import train
 from cluster.prepare import policy_tokenizer
 from cluster.run_folder import RunFolder
+from cluster.show.live import LiveView
+from cluster.show.transcripts import read_trajectories
 from cluster.sinks import read_metrics
-from cluster.transcripts import read_trajectories
 from envs.contract import End
 from learner.plan import resolve
 from rollout.chat import ChatEncoder

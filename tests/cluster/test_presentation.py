@@ -12,12 +12,12 @@ import pytest
 from matplotlib.image import imread
 from rich.console import Console
 
-from cluster.live import LiveView
-from cluster.numbers import bar, count, duration, number, sparkline
-from cluster.report import final_words, summary_table, write_curve, write_report
-from cluster.report_page import choose, time_split
+from cluster.show.format import bar, count, duration, number, sparkline
+from cluster.show.live import LiveView
+from cluster.show.report import final_words, summary_table, write_curve, write_report
+from cluster.show.report_page import choose, time_split
+from cluster.show.transcripts import write_trajectories
 from cluster.sinks import MetricSink
-from cluster.transcripts import write_trajectories
 from tests.cluster.episodes import CREDITS, GROUP, HOSTILE, WORDS
 
 SUMMARY = {

@@ -22,15 +22,15 @@ from cluster import actors
 from cluster.actors import RunError, running
 from cluster.attest import AttestationError, max_abs_diff
 from cluster.config import RunConfig
-from cluster.live import LiveView
 from cluster.load_config import load_config
 from cluster.loop import Training, train
 from cluster.prepare import prepare_model
 from cluster.run_folder import RunFolder
 from cluster.sample import Sampled, finish_sampling, start_sampling
+from cluster.show.live import LiveView
+from cluster.show.transcripts import read_trajectories
 from cluster.sinks import read_metrics
 from cluster.supervise import run_training
-from cluster.transcripts import read_trajectories
 from rollout.generator import GroupRequest
 from tests.cluster import hanging
 from tests.cluster.processes import alive, left, marked

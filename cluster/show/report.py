@@ -11,11 +11,11 @@ from typing import Any
 
 from rich.table import Table
 
-from cluster.curve import read_summary, run_title, write_curve
-from cluster.numbers import MISSING, count, duration, fixed, number
-from cluster.report_page import choose, rows_table, tile, time_split, transcript
+from cluster.show.curve import read_summary, run_title, write_curve
+from cluster.show.format import MISSING, count, duration, fixed, number
+from cluster.show.report_page import choose, rows_table, tile, time_split, transcript
+from cluster.show.transcripts import read_trajectories
 from cluster.sinks import read_metrics
-from cluster.transcripts import read_trajectories
 
 __all__ = ["final_words", "summary_rows", "summary_table", "write_curve", "write_report"]
 

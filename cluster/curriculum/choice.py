@@ -6,8 +6,8 @@ from random import Random
 from statistics import fmean
 from typing import Any, Protocol
 
-from cluster.curriculum_config import CurriculumConfig
-from cluster.curriculum_draws import WHOLE, Draws
+from cluster.curriculum.config import CurriculumConfig
+from cluster.curriculum.draws import WHOLE, Draws
 from envs.contract import Task
 from rollout.play import sampling_seed
 from rollout.types import Group

@@ -12,7 +12,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from cluster.numbers import number
+from cluster.show.format import number
 from cluster.sinks import read_metrics
 
 _INK = "#1f2933"

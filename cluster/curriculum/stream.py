@@ -9,8 +9,8 @@ from random import Random
 from typing import Any
 
 from cluster.config import RunConfig
-from cluster.curriculum_choice import Band, Chooser, Fixed, Threshold
-from cluster.curriculum_draws import WHOLE, Draws
+from cluster.curriculum.choice import Band, Chooser, Fixed, Threshold
+from cluster.curriculum.draws import WHOLE, Draws
 from envs.contract import Task
 from envs.errors import InputError
 from rollout.play import sampling_seed

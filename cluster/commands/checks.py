@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cluster.cli_shared import AsJson, Overrides, failing, interrupted, make_folder
+from cluster.commands.shared import AsJson, Overrides, failing, interrupted, make_folder
 
 if TYPE_CHECKING:
     from cluster.config import RunConfig
@@ -52,10 +52,10 @@ def preflight(
         print("loading torch, ray and vLLM ...", file=sys.stderr)
         from rich.console import Console
 
-        from cluster.live import LiveView
-        from cluster.preflight import preflight as run
-        from cluster.preflight_advice import advise
-        from cluster.preflight_view import preflight_report, write_histogram
+        from cluster.checks.preflight import preflight as run
+        from cluster.checks.preflight_advice import advise
+        from cluster.checks.preflight_view import preflight_report, write_histogram
+        from cluster.show.live import LiveView
 
         title = f"{Path(recipe).stem} · {config.algorithm.method} · {config.env.name} · G = {config.rollout.group_size}"
         with failing(), LiveView(0, title=f"preflight {title}", console=Console(stderr=True)) as view:
@@ -98,9 +98,9 @@ def selfcheck(recipe: Recipe, overrides: Overrides = None, as_json: AsJson = Fal
         print("loading torch, ray and vLLM ...", file=sys.stderr)
         from rich.console import Console
 
-        from cluster.live import LiveView
-        from cluster.selfcheck import check_batch, sample_batch
-        from cluster.selfcheck_view import selfcheck_report
+        from cluster.checks.selfcheck import check_batch, sample_batch
+        from cluster.checks.selfcheck_view import selfcheck_report
+        from cluster.show.live import LiveView
 
         title = f"{Path(recipe).stem} · {config.algorithm.method}"
         with (
