@@ -20,11 +20,11 @@ from rich.table import Table
 
 from cluster.actors import running, wait
 from cluster.config import RunConfig
-from cluster.live import LiveView
 from cluster.load_config import load_config
 from cluster.loop import train
 from cluster.prepare import demonstrations, train_tasks
 from cluster.run_folder import RunFolder
+from cluster.show.live import LiveView
 from cluster.sinks import read_metrics
 from rollout.chat import load_encoder
 from rollout.generator import GroupRequest

@@ -11,8 +11,8 @@ from typing import Annotated
 
 import typer
 
-from cluster import cli_checks, cli_compare, cli_env, cli_lab, cli_model
-from cluster.cli_shared import AsJson, GpuMemory, Overrides, Params, failing, interrupted
+from cluster.commands import checks, compare, env, lab, model
+from cluster.commands.shared import AsJson, GpuMemory, Overrides, Params, failing, interrupted
 from envs.errors import InputError, did_you_mean
 
 app = typer.Typer(
@@ -23,11 +23,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
-app.add_typer(cli_checks.app)
-app.add_typer(cli_compare.app)
-app.add_typer(cli_env.app)
-app.add_typer(cli_model.app, name="model")
-app.add_typer(cli_lab.app, name="lab")
+app.add_typer(checks.app)
+app.add_typer(compare.app)
+app.add_typer(env.app)
+app.add_typer(model.app, name="model")
+app.add_typer(lab.app, name="lab")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -99,10 +99,10 @@ def train(
     elif overwrite:
         raise InputError("--overwrite needs --run-dir: without it every run gets a folder of its own")
     if dry_run or gpu_memory is not None:
-        return cli_checks.dry_run(config, title, gpu_memory, asked=dry_run)
+        return checks.dry_run(config, title, gpu_memory, asked=dry_run)
     with interrupted("Interrupted before the run had begun."):
         print("loading torch, ray and vLLM ...", file=sys.stderr)
-        from cluster.before_start import check_before_start
+        from cluster.checks.before_start import check_before_start
 
         advice = check_before_start(config)
         from cluster.supervise import run_training
@@ -158,7 +158,7 @@ def evaluate(
 @app.command()
 def recipes() -> None:
     """List the shipped recipes, and the comparisons for `pickaxe compare`."""
-    from cluster.comparison import comparison_names, load_comparison
+    from cluster.compare.comparison import comparison_names, load_comparison
     from cluster.load_config import load_config, recipe_names
 
     described = {name: load_config(name).description for name in recipe_names()}
@@ -217,8 +217,8 @@ def play(
     """
     from rich.console import Console
 
-    from cluster import terminal_play
     from cluster.load_config import parse_params, read_values
+    from cluster.show import terminal_play
     from envs.catalog import find
 
     if env is None:

@@ -6,8 +6,8 @@ from cluster.actors import Cluster
 from cluster.config import RunConfig
 from cluster.demos import demonstrations_of, read_demos
 from cluster.imitate import imitate
-from cluster.live import LiveView
 from cluster.prepare import demonstrations
+from cluster.show.live import LiveView
 from learner.config import AlgorithmConfig
 from learner.grow import shuffled_batches
 from learner.plan import resolve

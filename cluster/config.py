@@ -8,6 +8,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from cluster.curriculum.config import CurriculumConfig, check_curriculum
 from envs.catalog import find
 from envs.contract import EnvSpec
 from learner.config import AlgorithmConfig, GrowConfig, LearnerConfig, ModelShapeConfig, TinyModelConfig
@@ -106,6 +107,7 @@ class RunConfig(_Frozen):
     algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
     grow: GrowConfig = Field(default_factory=GrowConfig)
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
+    curriculum: CurriculumConfig = Field(default_factory=CurriculumConfig)
     dead_groups: DeadGroupsConfig = Field(default_factory=DeadGroupsConfig)
     generator: GeneratorConfig = Field(default_factory=GeneratorConfig)
     learner: LearnerConfig = Field(default_factory=LearnerConfig)
@@ -127,7 +129,7 @@ class RunConfig(_Frozen):
     @model_validator(mode="after")
     def _check(self) -> Self:
         spec = self.env.spec
-        _ = self.env_params
+        check_curriculum(self.curriculum, spec, self.env_params, self.rollout.groups_per_step)
         steps_per_batch = self.learner.epochs * self.learner.minibatches
         plan = check(self.algorithm, group_size=self.rollout.group_size, max_lag=self.cluster.max_lag, steps_per_batch=steps_per_batch)
         check_grow(plan, self.grow, self.learner)

@@ -4,14 +4,14 @@ A group is judged by the outcomes of its episodes (`Group.dead`), never by its c
 what comes back here is what is trained. Tasks are then weighted by how often they have a signal: that is the price of a full batch.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from cluster.actors import Cluster
-from cluster.live import LiveView
+from cluster.curriculum.stream import TaskStream
 from cluster.playable import playable
 from cluster.sample import collect_samples, start_sampling
-from envs.contract import Task
+from cluster.show.live import LiveView
 from learner.plan import Plan
 from rollout.chat import ChatEncoder
 from rollout.config import DeadGroupsConfig
@@ -36,7 +36,7 @@ def refilled(batch: Sequence[Group], new: Sequence[Group]) -> list[Group]:
 class Remedies:
     """The recipe's remedies for one run; new tasks come from the stream that the run's steps take theirs from."""
 
-    def __init__(self, plan: Plan, cluster: Cluster, encoder: ChatEncoder, tasks: Iterator[Task], view: LiveView) -> None:
+    def __init__(self, plan: Plan, cluster: Cluster, encoder: ChatEncoder, tasks: TaskStream, view: LiveView) -> None:
         self._plan, self._cluster, self._encoder, self._tasks, self._view = plan, cluster, encoder, tasks, view
         self._config = cluster.config
         self._starved = 0
@@ -75,7 +75,7 @@ class Remedies:
 
     def _request(self, group: Group) -> GroupRequest:
         dead = self._config.dead_groups
-        task = next(self._tasks) if dead.resample_tasks == "other" else group.task
+        task = self._tasks.another(group.task) if dead.resample_tasks == "other" else group.task
         hint = self._config.env.spec.hint
         return GroupRequest(
             task=task,
@@ -113,5 +113,5 @@ class Remedies:
         again = f" (the last one had {dead} of {len(batch)} dead groups after {rounds} rounds)" if rounds else ""
         self._view.message(
             f"for {self._starved} steps {what}{again}. If success is near 0, start from demonstrations (cold_start.episodes), take an "
-            "easier level, raise rollout.temperature, or set dead_groups; near its best, training is done"
+            "easier level (curriculum), raise rollout.temperature, or set dead_groups; near its best, training is done"
         )

@@ -10,15 +10,15 @@ from rich.console import Console
 from rich.table import Table
 
 from cluster.actors import running
-from cluster.before_start import check_before_start, longest_context
+from cluster.checks.before_start import check_before_start, longest_context
 from cluster.config import RunConfig
 from cluster.interrupt import terminated_as_interrupted
 from cluster.load_config import load_config, override_config
-from cluster.numbers import fixed, number
 from cluster.prepare import eval_tasks
 from cluster.run_folder import MARK, last_checkpoint
 from cluster.sample import evaluate
-from cluster.scores import scores
+from cluster.scores import levels_of, of_level, scores
+from cluster.show.format import fixed, number
 from envs.errors import InputError
 from learner.model import check_folder
 from rollout.play import GroupFailure, sampling_seed
@@ -27,10 +27,9 @@ from rollout.types import Group
 _IN_FLIGHT = 1024
 _TURN_TOKENS, _CONTEXT_TOKENS = 64, 2048
 _ROWS = (
-    ("success, sampled", "eval/success"),
+    ("success, sampled (pass@1)", "eval/success"),
     ("success, greedy", "eval/success_greedy"),
 )
-_HIDDEN = {f"{name}_{bound}" for _, name in _ROWS for bound in ("low", "high")} | {name for _, name in _ROWS}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +99,7 @@ def evaluate_policy(config: RunConfig, *, samples: int, greedy: bool, console: C
             greedily += played.greedy
             failures += played.failures
     reductions = config.env.spec.metrics
-    levels = sorted({group.task.level for group in sampled + greedily})
+    levels = levels_of(sampled, greedily)
     return Evaluation(
         policy=config.model.path,
         environment=config.env.name,
@@ -109,7 +108,9 @@ def evaluate_policy(config: RunConfig, *, samples: int, greedy: bool, console: C
         failed=tuple(f"{failure.task.id}: {failure.kind}: {failure.message}" for failure in failures),
         best_success=config.env.spec.best_success(config.env_params),
         overall=scores(sampled, greedily, reductions),
-        levels={level: scores(_of(sampled, level), _of(greedily, level), reductions) for level in levels} if len(levels) > 1 else {},
+        levels={level: scores(of_level(sampled, level), of_level(greedily, level), reductions) for level in levels}
+        if len(levels) > 1
+        else {},
     )
 
 
@@ -126,7 +127,8 @@ def evaluation_table(found: Evaluation) -> Table:
     table.add_column(style="dim")
     for name in columns:
         table.add_column(name, justify="right")
-    for label, name in _ROWS + tuple((_label(name), name) for name in found.overall if name not in _HIDDEN):
+    shown = {name for _, name in _ROWS} | {f"{name}_{bound}" for name in found.overall for bound in ("low", "high")}
+    for label, name in _ROWS + tuple((_label(name), name) for name in found.overall if name not in shown):
         if name in found.overall:
             table.add_row(label, *(_cell(values, name) for values in columns.values()))
     table.add_row("best possible success", fixed(found.best_success))
@@ -148,7 +150,3 @@ def _cell(values: Mapping[str, float], name: str) -> str:
     if low is None:
         return fixed(number(values, name))
     return f"{fixed(number(values, name))} [{fixed(low)}, {fixed(high)}]"
-
-
-def _of(groups: Sequence[Group], level: str) -> list[Group]:
-    return [group for group in groups if group.task.level == level]

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Sequence
 
-from cluster.live import LiveView
+from cluster.show.live import LiveView
 from rollout.play import GroupFailure
 
 _log = logging.getLogger("pickaxe")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from cluster.actors import Cluster
 from cluster.imitate import imitate
-from cluster.live import LiveView
+from cluster.show.live import LiveView
 from learner.grow import added, kept, learned_from, raised, shuffled_batches
 from learner.plan import Plan
 from rollout.play import sampling_seed

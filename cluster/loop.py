@@ -6,7 +6,6 @@ version of the weights. It waits for the groups of the oldest batch in flight, f
 push, by exactly the weights that it will train.
 """
 
-import itertools
 import os
 import time
 from collections import deque
@@ -18,17 +17,18 @@ from cluster.actors import Cluster, running
 from cluster.attest import Attestation, attest, check_gap, check_versions
 from cluster.cold_start import cold_start
 from cluster.config import RunConfig
+from cluster.curriculum.stream import TaskStream
 from cluster.dead_groups import Remedies
 from cluster.failures import FailureReport
 from cluster.improve import Rounds
-from cluster.live import LiveView
-from cluster.measure import eval_metrics, learner_metrics, rollout_metrics, summary_metrics
+from cluster.measure import learner_metrics, rollout_metrics, summary_metrics
 from cluster.memory import memory_metrics
-from cluster.prepare import eval_tasks, prepare_model, probe, train_tasks
+from cluster.prepare import eval_tasks, prepare_model, probe
 from cluster.run_folder import RunFolder
 from cluster.sample import Sampled, evaluate, finish_sampling, start_sampling
+from cluster.scores import eval_metrics
+from cluster.show.live import LiveView
 from cluster.sinks import MetricSink
-from envs.contract import Task
 from envs.metrics import reduce_metrics
 from learner.batch import optimizer_steps
 from learner.credit import credit, initial_baseline
@@ -69,7 +69,7 @@ class Training:
         self.plan = resolve(config.algorithm)
         self.baseline = initial_baseline(self.plan)
         self.probe = probe(config, self.encoder)
-        self.tasks = train_tasks(config)
+        self.tasks = TaskStream(config)
         self.remedies = Remedies(self.plan, cluster, self.encoder, self.tasks, view)
         self.eval_tasks = eval_tasks(config)
         self.failures = FailureReport(view)
@@ -130,8 +130,8 @@ class Training:
 
     def sample(self, step: int) -> list[Any]:
         """Start sampling the groups of `step`."""
-        tasks: list[Task] = list(itertools.islice(self.tasks, self.config.rollout.groups_per_step))
-        requests = [GroupRequest(task=task, group=number, size=self.config.rollout.group_size) for number, task in enumerate(tasks)]
+        size = self.config.rollout.group_size
+        requests = [GroupRequest(task=task, group=number, size=size) for number, task in enumerate(self.tasks.step())]
         return start_sampling(self.cluster.generators, requests, sampling_seed(self.config.seed, "rollout", step))
 
     def learn(self, step: int, sampled: Sampled) -> dict[str, float]:
@@ -140,7 +140,7 @@ class Training:
         self.episodes += sum(len(group.trajectories) for group in groups)
         self.failures.report(f"step {step}", sampled.failures)
         metrics = reduce_metrics(sampled.metrics) | summary_metrics(groups, config.env.spec.metrics)
-        metrics |= rollout_metrics(groups, sampled.failures, metrics["time/play_s"])
+        metrics |= rollout_metrics(groups, sampled.failures, metrics["time/play_s"]) | self.tasks.observe(groups)
         if config.cluster.max_lag == 0:
             check_versions(groups, self.version)
         with self.timed("generate"):
@@ -214,7 +214,7 @@ class Training:
         }
 
     def evaluate(self, step: int) -> dict[str, float]:
-        """Success on all evaluation tasks, sampled and greedy, and the memory that the run has taken so far."""
+        """Success on all evaluation tasks, sampled and greedy, by level, and the memory that the run has taken so far."""
         config = self.config
         seed = sampling_seed(config.seed, step)
         played = evaluate(self.cluster.generators, self.eval_tasks, config, samples=config.eval.samples, seed=seed)
@@ -231,7 +231,7 @@ class Training:
             "method": self.config.algorithm.method,
             "seed": self.config.seed,
             **after,
-            **{f"{name}_before": before[name] for name in ("eval/success", "eval/success_greedy") if name in before},
+            **{f"{name}_before": value for name, value in before.items() if name.split("/")[1] in ("success", "success_greedy")},
             "env/best_success": self.config.env.spec.best_success(self.config.env_params),
             "train_seconds": seconds,
             "steps": self.config.steps,

@@ -18,7 +18,10 @@ def split(results: Sequence[Group | GroupFailure]) -> tuple[list[Group], list[Gr
 
 
 def rollout_metrics(groups: Sequence[Group], failures: Sequence[GroupFailure], seconds: float) -> dict[str, float]:
-    """What one batch of groups says: success, reward, ends, dead groups, speed over `seconds` of playing (not of waiting for it)."""
+    """What one batch of groups says: success, reward, ends, dead groups, speed over `seconds` of playing (not of waiting for it).
+
+    `rollout/informative` is the share of groups whose rewards differ; `level/NAME/...` is said of each level that was played.
+    """
     episodes = [trajectory for group in groups for trajectory in group.trajectories]
     tokens = sum(episode.sampled_tokens for episode in episodes)
     turns = sum(len(episode.turns) for episode in episodes)
@@ -33,16 +36,30 @@ def rollout_metrics(groups: Sequence[Group], failures: Sequence[GroupFailure], s
         "rollout/episodes_per_s": len(episodes) / seconds,
         "rollout/invalid_fraction": sum(not turn.valid for e in episodes for turn in e.turns) / max(turns, 1),
         "rollout/truncated_fraction": _share(episodes, lambda e: e.end.truncated),
+        "rollout/informative": sum(not group.dead for group in groups) / len(groups),
         "groups/dead_zero_fraction": dead_zero / len(groups),
         "groups/dead_one_fraction": dead_one / len(groups),
         "groups/dead_fraction": (dead_zero + dead_one) / len(groups),
-        "groups/mixed_fraction": 1 - (dead_zero + dead_one) / len(groups),
         "groups/failed": float(len(failures)),
     }
     ends = Counter(episode.end for episode in episodes)
     metrics |= {f"end/{end.value}": ends[end] / len(episodes) for end in End if end.scored}
     metrics |= {f"failure/{kind}": float(count) for kind, count in Counter(f.kind for f in failures).items()}
-    return metrics
+    return metrics | level_metrics(groups)
+
+
+def level_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """Success and number of the groups of each level that was played; nothing of tasks whose level has no name."""
+    return reduce_metrics(
+        {
+            f"level/{group.task.level}/success": Metric(
+                value=_share(group.trajectories, lambda e: e.solved), weight=len(group.trajectories)
+            ),
+            f"level/{group.task.level}/groups": Metric(value=1.0, reduction=Reduction.SUM),
+        }
+        for group in groups
+        if group.task.level
+    )
 
 
 def learner_metrics(ranks: Sequence[Sequence[Mapping[str, Metric]]]) -> dict[str, float]:
@@ -59,18 +76,6 @@ def summary_metrics(groups: Sequence[Group], reductions: Mapping[str, Reduction]
         for trajectory in group.trajectories
     ]
     return reduce_metrics(parts)
-
-
-def eval_metrics(sampled: Sequence[Group], greedy: Sequence[Group], failures: Sequence[GroupFailure]) -> dict[str, float]:
-    """Success over the tasks that could be played: the mean over tasks of the share of solved samples, and the share solved greedily.
-
-    What nothing was played for is left out, because a failed environment is not a success of 0; `eval/failed` counts its groups.
-    """
-    played = {"eval/success": sampled, "eval/success_greedy": greedy}
-    shares = {
-        name: _share([t for group in groups for t in group.trajectories], lambda e: e.solved) for name, groups in played.items() if groups
-    }
-    return shares | {"eval/failed": float(len(failures))}
 
 
 def _share(episodes: Sequence[Trajectory], condition: Callable[[Trajectory], bool]) -> float:

@@ -43,7 +43,7 @@ def policy_tokenizer(config: RunConfig) -> PreTrainedTokenizerFast:
 
 
 def train_tasks(config: RunConfig) -> Iterator[Task]:
-    """The endless stream of training tasks."""
+    """The environment's own endless stream of training tasks; what RL steps take of it is up to `cluster.curriculum.stream`."""
     return config.env.spec.tasks(config.env_params, "train", config.seed)
 
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from cluster.config import RunConfig
 from cluster.load_config import dump_config
+from cluster.show.transcripts import write_trajectories
 from cluster.sinks import MetricSink
-from cluster.transcripts import write_trajectories
 from envs.errors import InputError
 from rollout.chat import ChatEncoder
 from rollout.types import Group

@@ -14,10 +14,10 @@ from rich.console import Console
 from cluster.actors import RunError
 from cluster.config import RunConfig
 from cluster.interrupt import INTERRUPTED, terminated_as_interrupted, uninterrupted
-from cluster.live import LiveView
 from cluster.loop import train
-from cluster.report import final_words, summary_table, write_report
 from cluster.run_folder import RunFolder
+from cluster.show.live import LiveView
+from cluster.show.report import final_words, summary_table, write_report
 from cluster.sinks import read_metrics
 from envs.errors import InputError
 
@@ -30,7 +30,7 @@ def run_training(
 ) -> int:
     """Train in a folder of its own and return the exit status: 0, 1 if the run failed, 130 if it was interrupted.
 
-    `advice` is what `cluster.before_start` had to say; it is repeated where it stays in view. Raises `InputError`, with nothing left
+    `advice` is what `cluster.checks.before_start` had to say; it is repeated where it stays in view. Raises `InputError`, with nothing left
     behind, for what a person can put right before the run has begun.
     """
     console, begun = Console(), time.perf_counter()

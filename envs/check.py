@@ -20,6 +20,7 @@ from envs.metrics import Reduction
 from envs.transcript import Broken, Transcript, Violation, episode, exceptions_are, play, replay, require
 
 PLAYERS = ("oracle", "plausible", "random")
+_LEVEL_TASKS = 4
 
 
 def check_env(spec: EnvSpec, *, params: BaseModel | None = None, episodes: int = 32) -> list[Violation]:
@@ -36,6 +37,8 @@ def check_env(spec: EnvSpec, *, params: BaseModel | None = None, episodes: int =
             params = params or spec.params()
         with exceptions_are("tasks", "max_turns, best_success or the task streams"):
             tasks = _check_tasks(spec, params, episodes)
+        with exceptions_are("levels", "levels, at_level or the stream of one level"):
+            _check_levels(spec, params, tasks["train"])
     except Broken as broken:
         return [broken.violation]
     for check in (_check_players, _check_replays, _check_hint, _check_hostile, _check_three_invalid):
@@ -91,6 +94,33 @@ def _check_tasks(spec: EnvSpec, params: BaseModel, episodes: int) -> dict[str, l
                 raise Broken("tasks", f"{split} gave {task!r:.200}; expected a Task with env {spec.name!r} and split {split!r}")
             _json_round_trip(task)
     return streams
+
+
+def _check_levels(spec: EnvSpec, params: BaseModel, train: list[Task]) -> None:
+    if (spec.levels is None) is not (spec.at_level is None):
+        raise Broken("levels", "the spec has one of levels and at_level; a curriculum needs both, and an environment of one level neither")
+    if spec.levels is None or spec.at_level is None:
+        return
+    levels = spec.levels(params)
+    if (
+        not isinstance(levels, tuple)
+        or not levels
+        or len({*levels}) < len(levels)
+        or not all(isinstance(one, str) and one for one in levels)
+    ):
+        raise Broken("levels", f"levels gave {levels!r:.100}; expected a tuple of different names, easiest first")
+    for task in train:
+        if task.level not in levels:
+            raise Broken("levels", f"train gave task {task.id} of level {task.level!r}, which levels does not name: {', '.join(levels)}")
+    for level in levels:
+        alone = spec.at_level(params, level)
+        if spec.max_turns(alone) > spec.max_turns(params):
+            raise Broken(
+                "levels", f"max_turns is {spec.max_turns(alone)} at level {level!r} alone and {spec.max_turns(params)} with all levels"
+            )
+        for task in islice(spec.tasks(alone, "train", 0), _LEVEL_TASKS):
+            if task.level != level or task.split != "train":
+                raise Broken("levels", f"at_level {level!r} gave task {task.id} of level {task.level!r}, split {task.split!r}")
 
 
 def _json_round_trip(task: Task) -> Task:

@@ -139,3 +139,7 @@ class EnvSpec:
     """A sentence that makes a task easier without solving it, for prompts of tasks that no sibling solves; None if there is none."""
     view: Callable[[Any], str] | None = None
     """The state of an environment of `make`, as a person who plays it reads it before each turn; None where the replies say it all."""
+    levels: Callable[[Any], tuple[str, ...]] | None = None
+    """The levels that training with these params draws from, easiest first; None where all tasks have one level."""
+    at_level: Callable[[Any, str], Any] | None = None
+    """`at_level(params, level)`: the params with which training draws tasks of this level alone; there if and only if `levels` is."""

@@ -10,7 +10,7 @@ from envs.contract import End, EnvSpec, Message, Step, Task
 from envs.crafting_actions import GRAMMARS, Action
 from envs.crafting_players import PLAYERS
 from envs.crafting_state import Problem, Refusal
-from envs.crafting_tasks import CraftingParams, max_turns, read, tasks
+from envs.crafting_tasks import CraftingParams, at_level, levels, max_turns, read, tasks
 from envs.crafting_text import Voice, view, voice
 from envs.metrics import Reduction
 
@@ -164,4 +164,6 @@ SPEC = EnvSpec(
     best_success=_best_success,
     hint=hint,
     view=Crafting.view,
+    levels=levels,
+    at_level=at_level,
 )

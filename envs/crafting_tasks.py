@@ -91,6 +91,16 @@ def max_turns(params: CraftingParams) -> int:
     return budget(longest * (2 if params.recipes == "asked" else 1))
 
 
+def levels(params: CraftingParams) -> tuple[str, ...]:
+    """The levels that are trained on, easiest first."""
+    return tuple(level for level, weight in params.levels.items() if weight)
+
+
+def at_level(params: CraftingParams, level: str) -> CraftingParams:
+    """The same settings, trained on one level alone."""
+    return params.model_copy(update={"levels": {level: 1.0}})
+
+
 def budget(optimal: int) -> int:
     """Turns of a task whose shortest plan has `optimal` actions."""
     return 2 * optimal + 4

@@ -13,7 +13,7 @@ from envs.crafting_plan import executions
 from envs.metrics import Reduction
 from envs.textcraft_synth_actions import parse
 from envs.textcraft_synth_players import PLAYERS
-from envs.textcraft_synth_tasks import TextcraftSynthParams, best_success, max_turns, start, tasks
+from envs.textcraft_synth_tasks import TextcraftSynthParams, at_level, best_success, levels, max_turns, start, tasks
 from envs.textcraft_synth_world import needed, world
 from envs.tool_call import ToolCall, write_tool_call
 
@@ -134,4 +134,6 @@ SPEC = EnvSpec(
     max_turns=max_turns,
     best_success=best_success,
     view=TextcraftSynth.view,
+    levels=levels,
+    at_level=at_level,
 )

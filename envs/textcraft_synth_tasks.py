@@ -69,6 +69,16 @@ def best_success(params: TextcraftSynthParams) -> float:
     return sum(fitting) / len(fitting)
 
 
+def levels(params: TextcraftSynthParams) -> tuple[str, ...]:
+    """The difficulties that are trained on, easiest first."""
+    return tuple(level for level, weight in params.difficulties.items() if weight)
+
+
+def at_level(params: TextcraftSynthParams, level: str) -> TextcraftSynthParams:
+    """The same settings, trained on one difficulty alone."""
+    return params.model_copy(update={"difficulties": {level: 1.0}})
+
+
 def turns(params: TextcraftSynthParams, row: Row) -> int:
     """The turns that an episode of a task has."""
     return row.stored_steps if params.steps == "stored" else 2 * row.calls + 4

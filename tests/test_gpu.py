@@ -7,10 +7,10 @@ import pytest
 import torch
 from rich.console import Console
 
-from cluster.live import LiveView
 from cluster.load_config import load_config
 from cluster.loop import train
 from cluster.run_folder import RunFolder
+from cluster.show.live import LiveView
 from cluster.sinks import read_metrics
 
 TOLERANCE = 1e-2

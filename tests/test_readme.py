@@ -8,7 +8,7 @@ import pytest
 from typer.main import get_command
 
 from cluster.cli import app
-from cluster.comparison import load_comparison
+from cluster.compare.comparison import load_comparison
 from cluster.load_config import load_config, recipe_names
 from learner.methods import METHODS
 

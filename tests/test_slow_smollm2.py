@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from cluster.live import LiveView
 from cluster.load_config import load_config
 from cluster.loop import train
 from cluster.run_folder import RunFolder
+from cluster.show.live import LiveView
+from cluster.show.transcripts import read_trajectories
 from cluster.sinks import read_metrics
-from cluster.transcripts import read_trajectories
 from learner.smollm2 import convert_smollm2
 
 pytestmark = [

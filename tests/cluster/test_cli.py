@@ -145,7 +145,7 @@ def test_a_context_longer_than_the_model_is_refused(tiny_model: Path, capsys: py
 
 
 def test_episodes_that_a_limit_cuts_are_mentioned() -> None:
-    from cluster.before_start import check_before_start
+    from cluster.checks.before_start import check_before_start
 
     assert check_before_start(load_config(RECIPE)) == []
     (advice,) = check_before_start(load_config(RECIPE, ["rollout.max_context_tokens=40"]))
@@ -153,7 +153,7 @@ def test_episodes_that_a_limit_cuts_are_mentioned() -> None:
 
 
 def test_episodes_that_have_to_queue_for_the_engine_are_mentioned() -> None:
-    from cluster.before_start import check_before_start
+    from cluster.checks.before_start import check_before_start
 
     many = ["rollout.groups_per_step=33", "rollout.group_size=16", "learner.minibatches=3"]
     (advice,) = check_before_start(load_config(RECIPE, [*many, "cluster.generators=2"]))

@@ -11,7 +11,7 @@ import matplotlib.image
 import pytest
 import torch
 
-from cluster.lab_weights import GUESSES, SECRET, Episodes, Weighted, by_position, lecture_episodes, spread, terminal_lines, weigh
+from cluster.lab.weights import GUESSES, SECRET, Episodes, Weighted, by_position, lecture_episodes, spread, terminal_lines, weigh
 from learner.enumerate import group_weights
 from learner.methods import METHODS
 from tests.cluster import command_line

@@ -7,7 +7,7 @@ from pathlib import Path
 import matplotlib.image
 import pytest
 
-from cluster.comparison import comparison_names, load_comparison, parse_methods, runs, slug
+from cluster.compare.comparison import comparison_names, load_comparison, parse_methods, runs, slug
 from cluster.load_config import load_config
 from envs.errors import InputError
 from tests.cluster import command_line
@@ -109,7 +109,7 @@ def test_a_comparison_is_paired_and_never_repeats_a_finished_run(capsys: pytest.
     assert json.loads(capsys.readouterr().out) == found
     assert Path("out/rloo/seed-4/summary.json").stat().st_mtime_ns == written
     with pytest.raises(InputError, match=r"was run with learner\.lr=0\.001, and this comparison wants 0\.5"):
-        from cluster.compare import finished
+        from cluster.compare.runs import finished
 
         finished(runs(load_comparison(RECIPE, "rloo", "4", [*overrides, "learner.lr=0.5"]), Path("out"))[-1])
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.compare_stats import Curve, area, episodes_to, mean, over_seeds, read_curve, t_quantile, table
-from cluster.compare_view import cells, markdown
+from cluster.compare.stats import Curve, area, episodes_to, mean, over_seeds, read_curve, t_quantile, table
+from cluster.compare.view import cells, markdown
 from cluster.load_config import load_config
 
 

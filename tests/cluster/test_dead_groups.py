@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from cluster.actors import Cluster
+from cluster.curriculum.stream import TaskStream
 from cluster.dead_groups import Remedies, plays_again, refilled
-from cluster.live import LiveView
 from cluster.loop import train
-from cluster.prepare import policy_tokenizer, train_tasks
+from cluster.prepare import policy_tokenizer
 from cluster.run_folder import RunFolder
+from cluster.show.live import LiveView
+from cluster.show.transcripts import read_trajectories
 from cluster.sinks import read_metrics
-from cluster.transcripts import read_trajectories
 from envs.contract import End
 from learner.plan import resolve
 from rollout.chat import ChatEncoder
@@ -70,7 +71,7 @@ def test_starvation_is_reported_once_with_its_numbers(overrides: tuple[str, ...]
     nobody = Cluster(generators=(), learners=(), env_workers=(), config=config, transfer="gloo")
     encoder = ChatEncoder(policy_tokenizer(config))
     view = LiveView(9, title="test", console=Console(file=said))
-    remedies = Remedies(resolve(config.algorithm), nobody, encoder, train_tasks(config), view)
+    remedies = Remedies(resolve(config.algorithm), nobody, encoder, TaskStream(config), view)
     # A task that everybody solved is not played again, so that no generator is asked.
     starving = [one_turn_group(first), solved_group(1)]
     for step in range(1, 9):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cluster.before_start import check_demos
+from cluster.checks.before_start import check_demos
 from cluster.demos import demonstrations_of, player_seed, read_demos, record
 from cluster.load_config import load_config
 from cluster.prepare import demonstrations, policy_tokenizer, train_tasks

@@ -12,10 +12,10 @@ import yaml
 from transformers import Qwen3Config
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 
+from cluster.checks.dry_run import GIB, Machine, estimate, find_shape, micro_batch_tokens, rows_per_rank, what_to_change
+from cluster.checks.dry_run_view import batch, dry_run_report, memory, placement
 from cluster.config import RunConfig
-from cluster.dry_run import GIB, Machine, estimate, find_shape, micro_batch_tokens, rows_per_rank, what_to_change
-from cluster.dry_run_view import batch, dry_run_report, memory, placement
-from cluster.load_config import load_config, recipe_names
+from cluster.load_config import RECIPES, load_config, recipe_names
 from envs.errors import InputError
 from learner.batch import optimizer_steps
 from learner.credit import initial_baseline
@@ -240,3 +240,16 @@ def test_full_episodes_make_as_many_micro_batches_as_was_said() -> None:
     assert max(part.token_ids_BT.numel() for part in parts) <= micro_batch_tokens(config) == 100
     assert f"6 episodes a rank, in {len(parts)} micro-batches of 100 padded tokens" in "\n".join(batch(config))
     assert len(steps) * config.steps == 480 and "= 480 optimiser steps" in "\n".join(batch(config))
+
+
+def test_the_readme_shows_what_is_printed() -> None:
+    readme = (RECIPES.parent.parent / "README.md").read_text(encoding="utf-8")
+    excerpt = re.search(r"\n    needs 8 GPUs; this machine has 0\n(.*?)\n\n", readme, flags=re.DOTALL)
+    config, machine = node(80)
+    shape, _ = find_shape(config)
+    assert excerpt is not None and shape is not None
+    printed = "\n".join(memory(config, shape, machine))
+    shown = [line.strip().removesuffix("...").strip() for line in excerpt[1].splitlines()]
+    assert len(shown) == 6
+    for words in filter(None, shown):
+        assert " ".join(words.split()) in " ".join(printed.split()), words

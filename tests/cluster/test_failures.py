@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from cluster.failures import FailureReport
-from cluster.live import LiveView
+from cluster.show.live import LiveView
 from envs.contract import Task
 from rollout.play import GroupFailure
 

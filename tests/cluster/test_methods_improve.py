@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from cluster.comparison import load_comparison
+from cluster.compare.comparison import load_comparison
 from cluster.config import RunConfig
-from cluster.live import LiveView
 from cluster.load_config import load_config
 from cluster.loop import train
 from cluster.run_folder import RunFolder
+from cluster.show.live import LiveView
 from learner.methods import METHODS
 
 pytestmark = pytest.mark.slow

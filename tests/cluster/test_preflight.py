@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cluster.checks.preflight import Estimate, Preflight, measure
+from cluster.checks.preflight_advice import advise, informative, rare
+from cluster.checks.preflight_view import binned
 from cluster.config import RunConfig
 from cluster.load_config import load_config
-from cluster.preflight import Estimate, Preflight, measure
-from cluster.preflight_advice import advise, informative, rare
-from cluster.preflight_view import binned
 from cluster.scores import wilson
 from envs.contract import End
 from rollout.types import Group, Trajectory

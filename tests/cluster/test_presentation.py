@@ -12,12 +12,12 @@ import pytest
 from matplotlib.image import imread
 from rich.console import Console
 
-from cluster.live import LiveView
-from cluster.numbers import bar, count, duration, number, sparkline
-from cluster.report import final_words, summary_table, write_curve, write_report
-from cluster.report_page import choose, time_split
+from cluster.show.format import bar, count, duration, number, sparkline
+from cluster.show.live import LiveView
+from cluster.show.report import final_words, summary_table, write_curve, write_report
+from cluster.show.report_page import choose, time_split
+from cluster.show.transcripts import write_trajectories
 from cluster.sinks import MetricSink
-from cluster.transcripts import write_trajectories
 from tests.cluster.episodes import CREDITS, GROUP, HOSTILE, WORDS
 
 SUMMARY = {
@@ -122,6 +122,28 @@ def test_the_curve_is_a_picture_with_something_in_it(tmp_path: Path) -> None:
     colours = {tuple(colour) for colour in (pixels[::2, ::2, :3].reshape(-1, 3) * 255).round().astype(int).tolist()}
     assert {(47, 158, 68), (25, 113, 194), (232, 89, 12)} & colours, "the success curves are not drawn"
     assert len(colours) > 50
+
+
+def test_levels_have_a_line_in_the_curve_and_a_row_in_the_summary(tmp_path: Path) -> None:
+    def colours(levels: list[str]) -> set[tuple[int, ...]]:
+        run = tmp_path / str(len(levels))
+        with MetricSink(run) as sink:
+            for step in range(1, 30):
+                sink.write(step, {f"level/{level}/success": 0.2 + 0.3 * place for place, level in enumerate(levels)})
+        pixels = (imread(write_curve(run))[..., :3].reshape(-1, 3) * 255).round().astype(int)
+        return {tuple(colour) for colour in pixels.tolist()}
+
+    first, last = (0, 255, 255), (255, 0, 255)
+    assert {first, last} <= colours(["L1", "L2", "L3"])
+    assert not {first, last} & colours(["L1"]), "one level is the whole success"
+    out = io.StringIO()
+    levels = {"eval/success/L1": 0.75, "eval/success/L1_before": 0.5, "eval/success/L2": 0.25, "eval/success_low/L2": 0.125}
+    Console(file=out).print(summary_table(SUMMARY | levels))
+    rows = [line.split("│")[1:3] for line in out.getvalue().splitlines() if "sampled, " in line]
+    assert [[cell.strip() for cell in row] for row in rows] == [
+        ["success, sampled, L1", "0.5000 → 0.7500"],
+        ["success, sampled, L2", "0.2500"],
+    ]
 
 
 class Page(HTMLParser):

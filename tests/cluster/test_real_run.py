@@ -1,7 +1,6 @@
 """Whole runs on real parts: Ray actors, vLLM, DeepSpeed, the weight push, on the CPU."""
 
 import io
-import itertools
 import json
 import os
 import signal
@@ -23,15 +22,15 @@ from cluster import actors
 from cluster.actors import RunError, running
 from cluster.attest import AttestationError, max_abs_diff
 from cluster.config import RunConfig
-from cluster.live import LiveView
 from cluster.load_config import load_config
 from cluster.loop import Training, train
 from cluster.prepare import prepare_model
 from cluster.run_folder import RunFolder
 from cluster.sample import Sampled, finish_sampling, start_sampling
+from cluster.show.live import LiveView
+from cluster.show.transcripts import read_trajectories
 from cluster.sinks import read_metrics
 from cluster.supervise import run_training
-from cluster.transcripts import read_trajectories
 from rollout.generator import GroupRequest
 from tests.cluster import hanging
 from tests.cluster.processes import alive, left, marked
@@ -155,7 +154,8 @@ def test_the_synchronous_loop_refuses_samples_of_older_weights(live: Live) -> No
 def test_of_a_batch_that_lives_through_a_push_the_newest_tokens_are_compared(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     training = live.training
     live.learn()
-    requests = [GroupRequest(task=task, group=number, size=64) for number, task in enumerate(itertools.islice(training.tasks, 8))]
+    tasks = training.tasks.step() + training.tasks.step()
+    requests = [GroupRequest(task=task, group=number, size=64) for number, task in enumerate(tasks)]
     calls = start_sampling(live.cluster.generators, requests, seed=3)
     training.push()
     sampled = live.sampled(calls)

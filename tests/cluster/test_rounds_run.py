@@ -8,10 +8,10 @@ from rich.console import Console
 
 from cluster.actors import Cluster, running
 from cluster.improve import Rounds
-from cluster.live import LiveView
 from cluster.loop import Training
 from cluster.prepare import prepare_model
 from cluster.run_folder import RunFolder
+from cluster.show.live import LiveView
 from cluster.sinks import read_metrics
 from learner.plan import resolve
 from tests.cluster.test_real_run import quiet, tiny

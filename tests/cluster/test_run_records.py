@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from cluster.show.transcripts import read_trajectories, write_trajectories
 from cluster.sinks import MetricSink, read_metrics
-from cluster.transcripts import read_trajectories, write_trajectories
 from envs.contract import End, Task
 from envs.errors import InputError
 from rollout.types import Group, Trajectory, Turn

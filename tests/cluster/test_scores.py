@@ -46,6 +46,7 @@ def test_scores_of_two_tasks() -> None:
     sampled = [group(0, [True, False, False, False]), group(1, [True, True, True, True])]
     found = scores(sampled, [group(2, [True]), group(3, [False])], {"repeats": Reduction.MEAN})
     assert found["eval/success"] == 5 / 8 and found["eval/success_greedy"] == 1 / 2
+    assert found["eval/pass_at_2_low"] < found["eval/pass_at_2"] < found["eval/pass_at_2_high"]
     assert (found["eval/pass_at_2"], found["eval/pass_at_4"]) == (pytest.approx((0.5 + 1) / 2), 1.0)
     assert "eval/pass_at_1" not in found and found["eval/success_low"] < 5 / 8 < found["eval/success_high"]
     assert (found["end/solved"], found["end/failed"], found["rollout/turns"], found["env/repeats"]) == (5 / 8, 3 / 8, 2.0, 1.0)

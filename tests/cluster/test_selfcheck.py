@@ -9,12 +9,12 @@ import pytest
 import torch
 from rich.console import Console
 
+from cluster.checks.selfcheck import Batch, check_batch, judge_step
+from cluster.checks.selfcheck_cases import Case, Shares, cases, shuffled
+from cluster.checks.selfcheck_step import Outcome, Setup, largest_difference, opened, plain, take
 from cluster.config import RunConfig
-from cluster.live import LiveView
 from cluster.load_config import load_config
-from cluster.selfcheck import Batch, check_batch, judge_step
-from cluster.selfcheck_cases import Case, Shares, cases, shuffled
-from cluster.selfcheck_step import Outcome, Setup, largest_difference, opened, plain, take
+from cluster.show.live import LiveView
 from envs.errors import InputError
 from learner.batch import optimizer_steps
 from learner.credit import initial_baseline

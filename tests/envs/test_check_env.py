@@ -295,6 +295,14 @@ class Counter:
         return tasks(params, split, seed + len(self.calls))
 
 
+def with_levels(params: Params, split: str, seed: int) -> Iterator[Task]:
+    return (replace(task, level="even" if task.data["door"] % 2 == 0 else "odd") for task in tasks(params, split, seed))
+
+
+def the_same(params: Params, level: str) -> Params:
+    return params
+
+
 @pytest.mark.parametrize(
     ("change", "rule", "words"),
     [
@@ -311,6 +319,24 @@ class Counter:
         ({"hint": lambda task: f"Hint: <|{task.data['door']}|>"}, "hint", "expected a sentence without control tokens"),
         ({"hint": lambda task: ""}, "hint", "the hint is ''"),
         ({"hint": lambda task: f"Hint: {random.random()}"}, "hint", "make it from the task alone"),
+        ({"levels": lambda params: ("",)}, "levels", "the spec has one of levels and at_level"),
+        ({"levels": lambda params: ["a"], "at_level": the_same}, "levels", "expected a tuple of different names"),
+        ({"levels": lambda params: ("a", "a"), "at_level": the_same}, "levels", "expected a tuple of different names"),
+        (
+            {"levels": lambda params: ("odd",), "at_level": the_same, "tasks": with_levels},
+            "levels",
+            "of level 'even', which levels does not",
+        ),
+        (
+            {"levels": lambda params: ("odd", "even"), "at_level": the_same, "tasks": with_levels},
+            "levels",
+            "at_level 'odd' gave task door/",
+        ),
+        (
+            {"levels": lambda params: ("odd", "even"), "at_level": lambda params, level: 1 / 0, "tasks": with_levels},
+            "levels",
+            "ZeroDivision",
+        ),
         ({"metrics": {"turns": "mean"}}, "metrics", "not a Reduction"),
         ({"tasks": lambda params, split, seed: tasks(params, "train", seed)}, "tasks", "an unknown split was accepted"),
         ({"tasks": Counter()}, "tasks", "other tasks for the same seed"),

@@ -1,4 +1,4 @@
-"""One optimiser step of SGD, taken in every way that `cluster.selfcheck_cases` cuts it, each from the same policy.
+"""One optimiser step of SGD, taken in every way that `cluster.checks.selfcheck_cases` cuts it, each from the same policy.
 
 Alone in this process, or as one of several ranks in processes of their own. SGD and not the recipe's optimiser: its step is the
 gradient, so that a wrong scale is seen, which Adam and a clipped norm divide out. Its rate is so large that the rounding of the
@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 from torch.multiprocessing.spawn import spawn
 
-from cluster.selfcheck_cases import Case
+from cluster.checks.selfcheck_cases import Case
 from learner.config import AlgorithmConfig, LearnerConfig
 from learner.learner import Learner
 

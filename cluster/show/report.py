@@ -11,11 +11,11 @@ from typing import Any
 
 from rich.table import Table
 
-from cluster.curve import read_summary, run_title, write_curve
-from cluster.numbers import MISSING, count, duration, fixed, number
-from cluster.report_page import choose, rows_table, tile, time_split, transcript
+from cluster.show.curve import read_summary, run_title, write_curve
+from cluster.show.format import MISSING, count, duration, fixed, number
+from cluster.show.report_page import choose, rows_table, tile, time_split, transcript
+from cluster.show.transcripts import read_trajectories
 from cluster.sinks import read_metrics
-from cluster.transcripts import read_trajectories
 
 __all__ = ["final_words", "summary_rows", "summary_table", "write_curve", "write_report"]
 
@@ -30,6 +30,7 @@ _ARTEFACTS = (
     ("config.yaml", "the configuration that ran"),
     ("log.txt", "the log"),
 )
+_BY_LEVEL = "eval/success/"
 
 
 def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -39,8 +40,10 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         before, after = number(summary, f"{name}_before"), number(summary, name)
         return fixed(after, ".4f") if before is None else f"{before:.4f} → {fixed(after, '.4f')}"
 
+    levels = [name.removeprefix(_BY_LEVEL) for name in summary if name.startswith(_BY_LEVEL) and not name.endswith("_before")]
     return [
         ("success, sampled", change("eval/success")),
+        *((f"success, sampled, {level}", change(f"{_BY_LEVEL}{level}")) for level in levels),
         ("success, greedy", change("eval/success_greedy")),
         ("best possible success", fixed(number(summary, "env/best_success"), ".4f")),
         ("steps", count(number(summary, "steps"))),

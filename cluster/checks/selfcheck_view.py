@@ -4,7 +4,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from cluster.selfcheck import LogprobCheck, SelfCheck
+from cluster.checks.selfcheck import LogprobCheck, SelfCheck
 
 
 def selfcheck_report(title: str, found: SelfCheck) -> RenderableType:

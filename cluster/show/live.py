@@ -14,8 +14,8 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.markup import escape
 
-from cluster.live_panel import Phase, RunState, panel
-from cluster.numbers import MISSING, count, duration, fixed, number
+from cluster.show.format import MISSING, count, duration, fixed, number
+from cluster.show.live_panel import Phase, RunState, panel
 
 _HISTORY = 200
 _ETA_WINDOW = 30

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from cluster.numbers import fixed
+from cluster.show.format import fixed
 from learner.lab import Bandit, BiasRow, VarianceRow
 
 _EXACT = 5e-10

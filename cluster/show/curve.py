@@ -6,17 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from cluster.numbers import number
+from cluster.show.format import number
 from cluster.sinks import read_metrics
 
 _INK = "#1f2933"
 _SAMPLED, _EVALUATED, _GREEDY, _BEST = "#2f9e44", "#1971c2", "#e8590c", "#868e96"
 _ALL_FAILED, _ALL_SOLVED, _DEAD, _ENTROPY = "#e03131", "#8ce99a", "#868e96", "#5f3dc4"
+_LEVELS = colormaps["cool"]
 _HEADROOM = 1.16  # above the data, for the legend
 
 
@@ -59,6 +61,12 @@ def _series(records: Sequence[Mapping[str, Any]], name: str) -> tuple[np.ndarray
     return array[:, 0], array[:, 1]
 
 
+def _levels(records: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The levels that were trained on, by name."""
+    names = {name for record in records for name in record if name.startswith("level/") and name.endswith("/success")}
+    return sorted(name.removeprefix("level/").removesuffix("/success") for name in names)
+
+
 def _smooth(values: np.ndarray) -> np.ndarray:
     """Centred mean over about a fifteenth of the run; the window shrinks at both ends, so that no value is made up."""
     half = max(1, len(values) // 30)
@@ -73,6 +81,10 @@ def _success(axes: Axes, records: Sequence[Mapping[str, Any]], summary: Mapping[
     if len(steps):
         axes.plot(steps, sampled, color=_SAMPLED, alpha=0.35, linewidth=1)
         axes.plot(steps, _smooth(sampled), color=_SAMPLED, linewidth=2.2, label="sampled in training")
+    levels = _levels(records)
+    for place, level in enumerate(levels if len(levels) > 1 else ()):
+        steps, solved = _series(records, f"level/{level}/success")
+        axes.plot(steps, _smooth(solved), color=_LEVELS(place / (len(levels) - 1)), linewidth=1.1, label=f"level {level}")
     for name, marker, colour, label in (
         ("eval/success", "o", _EVALUATED, "evaluation, sampled"),
         ("eval/success_greedy", "D", _GREEDY, "evaluation, greedy"),
@@ -131,4 +143,4 @@ def _frame(axes: Axes, title: str, ylabel: str, *, legend: bool = True) -> None:
     if not axes.has_data():
         axes.text(0.5, 0.5, "nothing was measured", transform=axes.transAxes, ha="center", va="center", color=_BEST)
     elif legend:
-        axes.legend(frameon=False, fontsize=9, loc="lower right")
+        axes.legend(frameon=False, fontsize=9, loc="lower right", ncols=1 + (len(axes.get_legend_handles_labels()[0]) > 5))

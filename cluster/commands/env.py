@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cluster.cli_shared import AsJson, Params, interrupted
+from cluster.commands.shared import AsJson, Params, interrupted
 from envs.errors import InputError, did_you_mean
 
 if TYPE_CHECKING:

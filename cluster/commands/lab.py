@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cluster.cli_shared import make_folder
+from cluster.commands.shared import make_folder
 from envs.errors import InputError, did_you_mean
 
 if TYPE_CHECKING:
@@ -42,8 +42,8 @@ def bandit_command(
     found = bandit(baselines)
     from rich.console import Console
 
-    from cluster.lab_pictures import write_bandit
-    from cluster.lab_tables import bandit_table
+    from cluster.lab.pictures import write_bandit
+    from cluster.lab.tables import bandit_table
 
     pulls = {b: bandit_gradients(b, episodes=1) for b in baselines}
     means = {b: bandit_gradients(b, episodes=_PULLS) for b in baselines}
@@ -86,7 +86,7 @@ def unbiased(
     else:
         from rich.console import Console
 
-        from cluster.lab_tables import bias_tables
+        from cluster.lab.tables import bias_tables
 
         Console().print(*bias_tables(rows), sep="\n")
         print("column p=...: the multiple at success rate p, E[g] = multiple * grad J where the cosine is 1; green: exactly grad J")
@@ -106,8 +106,8 @@ def weights(method: MethodName = None, out: Out = Path("lab")) -> None:
     names = _methods(method)
     from rich.console import Console
 
-    from cluster.lab_page import write_page
-    from cluster.lab_weights import lecture_episodes, terminal_lines, weigh
+    from cluster.lab.page import write_page
+    from cluster.lab.weights import lecture_episodes, terminal_lines, weigh
 
     episodes = lecture_episodes()
     weighted = [weigh(episodes, name) for name in names]
@@ -139,8 +139,8 @@ def variance(
     rows = [row for rate in _PLOTTED for row in variance_rows(toy, group_size=group_size, success_rate=rate)]
     from rich.console import Console
 
-    from cluster.lab_pictures import write_variance
-    from cluster.lab_tables import variance_table
+    from cluster.lab.pictures import write_variance
+    from cluster.lab.tables import variance_table
 
     path = make_folder(out) / "variance.png"
     write_variance(path, rows, toy)

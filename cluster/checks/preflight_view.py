@@ -13,9 +13,9 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from cluster.numbers import bar, duration
-from cluster.preflight import Estimate, Preflight, StepSeconds
-from cluster.preflight_advice import Advice, informative
+from cluster.checks.preflight import Estimate, Preflight, StepSeconds
+from cluster.checks.preflight_advice import Advice, informative
+from cluster.show.format import bar, duration
 
 _INK = "#1f2933"
 _ZERO, _MIXED, _ONE = "#e03131", "#1971c2", "#2f9e44"

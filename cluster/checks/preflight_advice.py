@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from cluster.preflight import Preflight
+from cluster.checks.preflight import Preflight
 
 _FEW = 0.5
 _INVALID = 0.1  # a tenth of what the policy says never reaches the world: its format is worth more than its play

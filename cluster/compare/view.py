@@ -11,10 +11,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from cluster.compare import Progress
-from cluster.compare_stats import Curve, Mean, Row, over_seeds
-from cluster.comparison import START, Run
-from cluster.numbers import MISSING, bar, count, duration, fixed, number
+from cluster.compare.comparison import START, Run
+from cluster.compare.runs import Progress
+from cluster.compare.stats import Curve, Mean, Row, over_seeds
+from cluster.show.format import MISSING, bar, count, duration, fixed, number
 
 _INK, _BEST = "#1f2933", "#868e96"
 _COLOURS = ("#e03131", "#1971c2", "#2f9e44", "#f08c00", "#ae3ec9", "#0c8599", "#5f3dc4", "#e64980", "#74b816", "#495057")

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cluster.cli_shared import AsJson, Overrides, interrupted, make_folder
+from cluster.commands.shared import AsJson, Overrides, interrupted, make_folder
 
 if TYPE_CHECKING:
-    from cluster.compare import Progress
-    from cluster.comparison import Comparison, Run
+    from cluster.compare.comparison import Comparison, Run
+    from cluster.compare.runs import Progress
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -56,7 +56,7 @@ def compare(
     pickaxe compare number-search --methods rloo,grpo --seeds 0 steps=50
     pickaxe compare my-recipe.yaml --methods reinforce,reinforce:baseline=value,ppo:clip_high=0.28,learner.lr=5e-4
     """
-    from cluster.comparison import load_comparison, runs
+    from cluster.compare.comparison import load_comparison, runs
 
     comparison = load_comparison(recipe, methods, seeds, overrides or [])
     folder = out or Path("runs") / f"compare-{Path(recipe).stem}"
@@ -72,8 +72,8 @@ def _run(planned: "list[Run]", comparison: "Comparison", folder: Path, parallel:
     from rich.console import Console
     from rich.live import Live
 
-    from cluster.compare import run_all
-    from cluster.compare_view import closing_words, progress_lines
+    from cluster.compare.runs import run_all
+    from cluster.compare.view import closing_words, progress_lines
 
     console, begun, said = Console(stderr=True), time.monotonic(), set[Path]()
     live = Live(console=console, refresh_per_second=2, transient=True)
@@ -100,8 +100,8 @@ def _results(
 ) -> None:
     from rich.console import Console
 
-    from cluster.compare_stats import read_curve, table
-    from cluster.compare_view import markdown, result_table, write_picture
+    from cluster.compare.stats import read_curve, table
+    from cluster.compare.view import markdown, result_table, write_picture
     from cluster.sinks import read_metrics
 
     config = planned[0].config

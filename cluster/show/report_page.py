@@ -9,7 +9,7 @@ from html import escape
 from statistics import fmean
 from typing import Any
 
-from cluster.numbers import MISSING, duration, fixed, number
+from cluster.show.format import MISSING, duration, fixed, number
 
 Trajectory = Mapping[str, Any]
 

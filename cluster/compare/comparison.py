@@ -20,7 +20,7 @@ from envs.errors import InputError, did_you_mean
 from learner.config import AlgorithmConfig
 from learner.methods import METHODS
 
-COMPARISONS = Path(__file__).parent / "comparisons"
+COMPARISONS = Path(__file__).parents[1] / "comparisons"
 METHODS_BY_DEFAULT = "reinforce,rloo,grpo,dr_grpo"
 START = "start"
 """The folder of the cold starts, beside those of the variants."""

@@ -6,7 +6,7 @@ from importlib.resources import files
 from pathlib import Path
 from string import Template
 
-from cluster.lab_weights import GUESSES, SECRET, Episodes, Weighted, by_position, spread
+from cluster.lab.weights import GUESSES, SECRET, Episodes, Weighted, by_position, spread
 from learner.explain import formula
 from rollout.tiny_tokenizer import TURN_START
 from rollout.types import Trajectory

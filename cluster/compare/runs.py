@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cluster.comparison import Run
+from cluster.compare.comparison import Run
 from cluster.interrupt import terminated_as_interrupted, uninterrupted
 from cluster.load_config import load_config
 from cluster.run_folder import MARK

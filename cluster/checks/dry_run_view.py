@@ -4,9 +4,8 @@ import math
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from cluster.before_start import check_before_start, check_room
-from cluster.config import RunConfig
-from cluster.dry_run import (
+from cluster.checks.before_start import check_before_start, check_room
+from cluster.checks.dry_run import (
     GIB,
     Estimate,
     Machine,
@@ -18,6 +17,7 @@ from cluster.dry_run import (
     this_machine,
     what_to_change,
 )
+from cluster.config import RunConfig
 from cluster.prepare import eval_tasks
 from cluster.resources import check_resources, cpus, gpus, transport
 from envs.errors import InputError

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cluster.cli_shared import AsJson, Overrides, failing, interrupted, make_folder
+from cluster.commands.shared import AsJson, Overrides, failing, interrupted, make_folder
 from envs.errors import InputError
 
 if TYPE_CHECKING:
@@ -53,11 +53,11 @@ def preflight(
         print("loading torch, ray and vLLM ...", file=sys.stderr)
         from rich.console import Console
 
-        from cluster.live import LiveView
+        from cluster.checks.preflight import preflight as run
+        from cluster.checks.preflight_advice import advise
+        from cluster.checks.preflight_view import preflight_report, write_histogram
         from cluster.load_config import recipe_title
-        from cluster.preflight import preflight as run
-        from cluster.preflight_advice import advise
-        from cluster.preflight_view import preflight_report, write_histogram
+        from cluster.show.live import LiveView
 
         title = f"{recipe_title(recipe)} · {config.algorithm.method} · {config.env.name} · G = {config.rollout.group_size}"
         with failing(), LiveView(0, title=f"preflight {title}", console=Console(stderr=True)) as view:
@@ -100,10 +100,10 @@ def selfcheck(recipe: Recipe, overrides: Overrides = None, as_json: AsJson = Fal
         print("loading torch, ray and vLLM ...", file=sys.stderr)
         from rich.console import Console
 
-        from cluster.live import LiveView
+        from cluster.checks.selfcheck import check_batch, sample_batch
+        from cluster.checks.selfcheck_view import selfcheck_report
         from cluster.load_config import recipe_title
-        from cluster.selfcheck import check_batch, sample_batch
-        from cluster.selfcheck_view import selfcheck_report
+        from cluster.show.live import LiveView
 
         title = f"{recipe_title(recipe)} · {config.algorithm.method}"
         with (
@@ -155,6 +155,6 @@ def dry_run(config: "RunConfig", title: str, gpu_memory_gib: float | None, *, as
     if not asked:
         raise InputError("--gpu-memory needs --dry-run: a run finds out itself how much memory its GPUs have")
     print("loading torch ...", file=sys.stderr)
-    from cluster.dry_run_view import dry_run_report
+    from cluster.checks.dry_run_view import dry_run_report
 
     print("\n".join(dry_run_report(config, title, gpu_memory_gib)))

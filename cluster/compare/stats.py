@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from cluster.config import RunConfig
-from cluster.numbers import number
+from cluster.show.format import number
 
 _Z = 1.959964
 _T = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622)

@@ -11,12 +11,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from cluster.checks.rehearsal import rehearsed
 from cluster.config import RunConfig
-from cluster.live import LiveView
 from cluster.loop import Training
-from cluster.rehearsal import rehearsed
 from cluster.sample import Sampled, finish_sampling
 from cluster.scores import interval, wilson
+from cluster.show.live import LiveView
 from learner.plan import resolve
 from rollout.types import Group, Trajectory, Turn
 

@@ -13,12 +13,12 @@ import torch
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
 from cluster.actors import RunError
+from cluster.checks.rehearsal import rehearsed
+from cluster.checks.selfcheck_cases import Case, cases
+from cluster.checks.selfcheck_step import Outcome, Setup, largest_difference, opened, plain, take, take_as_ranks
 from cluster.config import RunConfig
-from cluster.live import LiveView
-from cluster.rehearsal import rehearsed
 from cluster.sample import finish_sampling
-from cluster.selfcheck_cases import Case, cases
-from cluster.selfcheck_step import Outcome, Setup, largest_difference, opened, plain, take, take_as_ranks
+from cluster.show.live import LiveView
 from envs.errors import InputError
 from learner.batch import optimizer_steps
 from learner.credit import initial_baseline

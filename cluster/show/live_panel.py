@@ -9,7 +9,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from cluster.numbers import bar, count, duration, fixed, number, sparkline
+from cluster.show.format import bar, count, duration, fixed, number, sparkline
 
 PANEL_WIDTH = 96
 _PHASE_BAR_WIDTH = 30

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from cluster.before_start import check_before_start
+from cluster.checks.before_start import check_before_start
 from cluster.config import RunConfig
 from cluster.interrupt import terminated_as_interrupted
-from cluster.live import LiveView
 from cluster.loop import Training, started
 from cluster.run_folder import RunFolder
+from cluster.show.live import LiveView
 
 
 @contextmanager

@@ -1,0 +1,1 @@
+"""`pickaxe compare`: paired runs over methods and seeds, and what they say."""

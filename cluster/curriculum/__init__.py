@@ -1,0 +1,1 @@
+"""The order and the difficulty of the training tasks."""

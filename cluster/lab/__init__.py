@@ -1,0 +1,1 @@
+"""Pictures, tables and pages of `pickaxe lab`."""

@@ -1,0 +1,1 @@
+"""What a person looks at: live view, curve, report, transcripts."""
