@@ -25,10 +25,10 @@ _GATHERED_ELEMENTS = 1_000_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """One line of an estimate. `bytes` is None if it cannot be known; `why` is the formula with its numbers."""
+    """One line of an estimate; `why` is the formula with its numbers."""
 
     name: str
-    bytes: int | None
+    bytes: int
     why: str
 
 

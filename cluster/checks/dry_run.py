@@ -64,12 +64,12 @@ class Estimate:
     @property
     def generator_bytes(self) -> int:
         """All lines of a generator together, without its cache."""
-        return sum(part.bytes or 0 for part in self.generator)
+        return sum(part.bytes for part in self.generator)
 
     @property
     def rank_bytes(self) -> int:
         """All lines of a learner rank together."""
-        return sum(part.bytes or 0 for part in self.rank)
+        return sum(part.bytes for part in self.rank)
 
 
 def this_machine(config: RunConfig, gpu_memory_gib: float | None) -> Machine:
@@ -125,7 +125,7 @@ def estimate(config: RunConfig, shape: ModelShape, machine: Machine) -> Estimate
     serving, cache = [weights], None
     if widths is not None:
         serving.append(_forward_pass(config, widths))
-        cache = _cache(config, machine, widths, sum(part.bytes or 0 for part in serving) + (allowance.bytes or 0))
+        cache = _cache(config, machine, widths, sum(part.bytes for part in serving) + allowance.bytes)
     return Estimate(
         generator=(*serving, allowance),
         cache=cache,
@@ -187,7 +187,8 @@ def what_to_change(config: RunConfig, shape: ModelShape, machine: Machine) -> li
     if limit is None:
         return []
     lines = []
-    if found.cache is not None and found.cache.tokens() < config.rollout.max_context_tokens:
+    episode = 0 if found.cache is None else found.cache.token_bytes * config.rollout.max_context_tokens
+    if found.generator_bytes + episode > limit * config.generator.gpu_memory_fraction:
         lines.append(
             f"a generator has no room for one episode of {config.rollout.max_context_tokens:,} tokens: raise generator.tensor_parallel "
             f"(now {config.generator.tensor_parallel}) or generator.gpu_memory_fraction (now {config.generator.gpu_memory_fraction:g}), "

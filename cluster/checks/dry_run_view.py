@@ -3,6 +3,7 @@
 import math
 import textwrap
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from cluster.checks.before_start import check_before_start, check_room
 from cluster.checks.dry_run import (
@@ -11,7 +12,6 @@ from cluster.checks.dry_run import (
     Machine,
     estimate,
     find_shape,
-    local_settings,
     micro_batch_tokens,
     rows_per_rank,
     this_machine,
@@ -111,7 +111,7 @@ def memory(config: RunConfig, shape: ModelShape, machine: Machine) -> Iterator[s
 
 def _table(title: str, parts: Sequence[Part], total: int) -> Iterator[str]:
     for part in parts:
-        yield f"  {title:<12}  {part.name:<15} {_size(part.bytes or 0):>9}  {part.why}"
+        yield f"  {title:<12}  {part.name:<15} {_size(part.bytes):>9}  {part.why}"
         title = ""
     yield f"  {'':<12}  {'together':<15} {_size(total):>9}"
 
@@ -156,11 +156,11 @@ def batch(config: RunConfig) -> Iterator[str]:
 
 
 def _advice(config: RunConfig) -> list[str]:
-    """What a start would say. A model that is not in a folder here has no tokenizer to try episodes with."""
+    """What a start would say, if the policy has a folder here; a hub name's tokenizer might have to be downloaded."""
     path = config.model.path
-    if path is None or local_settings(path) is not None:
+    if path is None or Path(path).is_dir():
         return check_before_start(config)
-    return [*check_room(config), f"whether prompts and turns fit their limits was not tried: the tokenizer of {path} is not here"]
+    return [*check_room(config), f"whether prompts and turns fit their limits was not tried: {path} is no folder here"]
 
 
 def _size(size: int) -> str:

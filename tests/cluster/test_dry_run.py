@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from safetensors.torch import load_file
 from transformers import Qwen3Config
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 
@@ -170,12 +171,33 @@ def test_a_kl_costs_a_copy_on_every_rank_but_not_with_adapters() -> None:
         config, machine = node(80, *overrides)
         shape, _ = find_shape(config)
         assert shape is not None
-        return {part.name: part.bytes or 0 for part in estimate(config, shape, machine).rank}
+        return {part.name: part.bytes for part in estimate(config, shape, machine).rank}
 
     assert "KL reference" not in lines()
     assert lines("algorithm.kl_coef=0.01")["KL reference"] == 4_022_000_000 * 2
     adapted = lines("algorithm.kl_coef=0.01", "learner.lora.rank=32")
     assert "KL reference" not in adapted and adapted["moments"] < lines()["moments"] / 50
+
+
+def test_a_model_that_is_here_is_looked_into(capsys: pytest.CaptureFixture[str]) -> None:
+    assert status(["model", "tiny", "tiny", "--env", "number_search"]) == 0
+    parameters = sum(weight.numel() for weight in load_file("tiny/model.safetensors").values())
+    overrides = ["model.path=tiny", "model.shape.billions=70", "rollout.max_context_tokens=40"]
+    assert status(["train", "number-search-tiny", *overrides, "--dry-run"]) == 0
+    printed = capsys.readouterr().out
+    assert "the config of tiny" in printed and f"({parameters:,})" in printed
+    assert "are cut by a token limit" in printed, "its tokenizer is tried, as before a start"
+    assert [path.name for path in Path().iterdir()] == ["tiny"]
+
+
+def test_weights_that_do_not_fit_are_enough_to_say_so() -> None:
+    config, machine = node(80, "model.path=nobody/nothing", "model.shape={billions: 70}")
+    shape, _ = find_shape(config)
+    assert shape is not None and shape.widths is None
+    generator, rank = what_to_change(config, shape, machine)
+    assert generator.startswith("a generator has no room")
+    # 70e9 x (2 + (4 + 4 + 8) / 4) bytes, 50e6 x 2 on their way, and the allowance of 2 GiB.
+    assert rank.startswith("a learner rank takes 393.2 GiB of 80.0")
 
 
 def test_a_model_of_unknown_size_is_not_guessed() -> None:
