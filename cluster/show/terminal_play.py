@@ -10,6 +10,7 @@ from rich.console import Console
 from envs.catalog import ENVS
 from envs.contract import Env, EnvSpec, Step, Task
 from envs.errors import InputError, did_you_mean
+from envs.survey import survey
 
 _COMPARED = 200
 _MOST_TURNS = 10_000
@@ -83,23 +84,12 @@ def _watched(player: Callable[[str | None], str], console: Console) -> Callable[
 def compare(spec: EnvSpec, params: BaseModel, seed: int, console: Console) -> None:
     """Print how often the scripted players succeed on the evaluation tasks, and the best that is possible."""
     tasks = list(islice(spec.tasks(params, "eval", seed), _COMPARED))
+    rows = survey(spec, tasks, list(spec.players), 0.0).rows
     console.print(f"\nSuccess on {len(tasks)} evaluation tasks:", highlight=False)
-    for name, make in spec.players.items():
-        solved = sum(_solves(spec, task, make(task, number).act) for number, task in enumerate(tasks))
+    for name in spec.players:
+        solved = sum(row.success * row.episodes for row in rows if row.player == name)
         console.print(f"  {name + ' player':<20} {solved / len(tasks):.3f}", highlight=False, markup=False)
     console.print(f"  {'best possible':<20} {spec.best_success(params):.3f}", highlight=False)
-
-
-def _solves(spec: EnvSpec, task: Task, act: Callable[[str | None], str]) -> bool:
-    env = spec.make(task)
-    env.start()
-    observation = None
-    for _ in range(_MOST_TURNS):
-        step = env.step(act(observation))
-        if step.end is not None:
-            return step.end.value == "solved"
-        observation = step.observation
-    raise AssertionError(f"{task.id} did not end in {_MOST_TURNS} turns")
 
 
 def environments() -> Iterator[str]:
