@@ -42,6 +42,7 @@ def test_one_rank_has_the_tensors_of_the_estimate(dtype: str, stage: int, model:
     check(count(model, dtype, stage), dtype, stage, 1, shape_of(AutoConfig.from_pretrained(model)))
 
 
+@pytest.mark.slow
 def test_two_ranks_have_the_tensors_of_the_estimate(model: str, tmp_path: Path) -> None:
     torch.multiprocessing.spawn(count_rank, args=(2, model, tmp_path), nprocs=2)
     shape = shape_of(AutoConfig.from_pretrained(model))
