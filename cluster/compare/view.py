@@ -7,6 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
+from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -43,15 +44,17 @@ def _overall(runs: Sequence[Run], progress: Progress) -> Text:
 
 
 def result_table(title: str, rows: Sequence[Row], threshold: float) -> Table:
-    """One row a variant."""
-    found = Table(title=title, title_style="bold", title_justify="left", border_style="cyan")
-    head, *body = cells(rows, threshold)
-    for name in head:
-        found.add_column(
-            name.replace(" ", "\n", 1), justify="left" if name == head[0] else "right", no_wrap=name != head[0], overflow="fold"
-        )
-    for row in body:
-        found.add_row(*row)
+    """One row a variant; narrow enough for 80 columns, where only names are wrapped."""
+    found = Table(title=title, title_style="bold", title_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table = cells(rows, threshold)
+    if len({row.seeds for row in rows}) == 1:  # the title says how many
+        table = [[cell for place, cell in enumerate(line) if place != 1] for line in table]
+    names, *numbers = table[0]
+    found.add_column(names, min_width=max(len(word) for row in rows for word in row.variant.split()), overflow="fold")
+    for name in numbers:
+        found.add_column(name.replace(" ", "\n", 1), justify="right", no_wrap=True)
+    for line in table[1:]:
+        found.add_row(*(cell.replace(" ± ", "±") for cell in line))
     found.caption, found.caption_justify = footnote(rows, threshold), "left"
     return found
 
