@@ -21,7 +21,7 @@ help:  ## Show this list
 setup: $(STAMP)  ## Make .venv and install everything into it (about 3 minutes, 4 GB; done once)
 	@test "$$(cat $(STAMP))" = "$(EXTRAS)" || { echo ".venv is set up with $$(cat $(STAMP)), not with $(EXTRAS): run make clean first" >&2; exit 1; }
 
-demo: $(STAMP)  ## Train the tiny policy on number search (about 8 minutes on two cores), into runs/demo
+demo: $(STAMP)  ## Train the tiny policy on number search (about 6 minutes on two cores), into runs/demo
 	$(BIN)/pickaxe train number-search-tiny --run-dir runs/demo --overwrite
 
 test: $(STAMP)  ## Run the tests (a few minutes)

@@ -62,7 +62,7 @@ def _options(
     """Train LLM agents with reinforcement learning in multi-turn text environments.
 
     \b
-    See it work (8 minutes on two CPU cores):   pickaxe train number-search-tiny
+    See it work (6 minutes on two CPU cores):   pickaxe train number-search-tiny
     See what it optimises:                      pickaxe explain dr_grpo
     Play an environment yourself:               pickaxe play number_search
     """
