@@ -89,6 +89,7 @@ def test_a_start_that_fails_is_reported_and_nothing_begins_without_it(capsys: py
     assert not Path("out/comparison.md").exists()
 
 
+@pytest.mark.slow
 def test_a_comparison_is_paired_and_never_repeats_a_finished_run(capsys: pytest.CaptureFixture[str]) -> None:
     small = ["cold_start.episodes=64", "learner.minibatches=1", "steps=2", "eval.every=1"]
     overrides = [change for change in TINY if not change.startswith("cold_start")] + small
