@@ -257,7 +257,8 @@ def test_the_asynchronous_engine_trains_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", ["shared", "separate"])
 def test_a_learned_value_is_trained_by_ranks_that_share_its_weights(tmp_path: Path, value: str) -> None:
     critic = ("algorithm.method=ppo", f"algorithm.value={value}", "algorithm.kl_coef=0.05", "env.params.shaping=0.5")
-    config = tiny(*critic, "cluster.learners=2", "learner.zero_stage=3", "steps=3", "eval.every=3")
+    start = ("cold_start.episodes=1024", "cold_start.epochs=2")  # an untrained policy gets no reward that a value could learn
+    config = tiny(*critic, *start, "cluster.learners=2", "learner.zero_stage=3", "steps=3", "eval.every=3")
     train(config, RunFolder.create(tmp_path / "run", config, overwrite=False), quiet(3))
     steps = read_metrics(tmp_path / "run")[1:]
     assert all(step["sync/probe_max_abs_diff"] < 1e-5 and step["sync/probe_moved"] > 0 for step in steps)
