@@ -13,6 +13,7 @@ from envs.crafting_plan import executions
 from envs.crafting_state import State
 from envs.crafting_world import Recipe, World, closure, content_key, depth, generate, in_order
 from envs.errors import InputError, did_you_mean
+from envs.mixture import as_weights, check_weights, trained
 
 LEVELS = {"L1": (1, 2), "L2": (3, 4), "L3": (5, 8), "L4": (9, 16), "L5": (17, 40)}
 """Fewest and most actions of the shortest plan."""
@@ -55,19 +56,12 @@ class CraftingParams(BaseModel):
     @field_validator("levels", mode="before")
     @classmethod
     def _one_level(cls, value: Any) -> Any:
-        return {value: 1.0} if isinstance(value, str) else value
+        return as_weights(value)
 
     @field_validator("levels")
     @classmethod
     def _known_levels(cls, value: dict[str, float]) -> dict[str, float]:
-        for level, weight in value.items():
-            if level not in LEVELS:
-                raise ValueError(f"there is no level {level!r}: {did_you_mean(level, list(LEVELS))}")
-            if not (math.isfinite(weight) and weight >= 0):
-                raise ValueError(f"the weight of {level} is {weight}; expected a number of 0 or more")
-        if not any(value.values()):
-            raise ValueError(f"levels={value} gives no level a weight above 0, so nothing can be trained on")
-        return {level: value[level] for level in LEVELS if level in value}
+        return check_weights(value, list(LEVELS), noun="level", field="levels")
 
     @model_validator(mode="after")
     def _nothing_given_away(self) -> Self:
@@ -93,7 +87,7 @@ def max_turns(params: CraftingParams) -> int:
 
 def levels(params: CraftingParams) -> tuple[str, ...]:
     """The levels that are trained on, easiest first."""
-    return tuple(level for level, weight in params.levels.items() if weight)
+    return trained(params.levels)
 
 
 def at_level(params: CraftingParams, level: str) -> CraftingParams:

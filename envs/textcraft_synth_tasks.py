@@ -1,6 +1,5 @@
 """Tasks of TextCraft-Synth: settings, the mixture of difficulties, turns."""
 
-import math
 from collections.abc import Iterator
 from itertools import accumulate, zip_longest
 from random import Random
@@ -10,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from envs.contract import Task
 from envs.errors import InputError, did_you_mean
+from envs.mixture import as_weights, check_weights, trained
 from envs.textcraft_synth_world import FILES, LEVELS, Row, rows, world
 
 
@@ -33,19 +33,12 @@ class TextcraftSynthParams(BaseModel):
     @field_validator("difficulties", mode="before")
     @classmethod
     def _one_difficulty(cls, value: Any) -> Any:
-        return {value: 1.0} if isinstance(value, str) else value
+        return as_weights(value)
 
     @field_validator("difficulties")
     @classmethod
     def _known_difficulties(cls, value: dict[str, float]) -> dict[str, float]:
-        for level, weight in value.items():
-            if level not in LEVELS:
-                raise ValueError(f"there is no difficulty {level!r}: {did_you_mean(level, list(LEVELS))}")
-            if not (math.isfinite(weight) and weight >= 0):
-                raise ValueError(f"the weight of {level} is {weight}; expected a number of 0 or more")
-        if not any(value.values()):
-            raise ValueError(f"difficulties={value} gives no difficulty a weight above 0, so nothing can be trained on")
-        return {level: value[level] for level in LEVELS if level in value}
+        return check_weights(value, LEVELS, noun="difficulty", field="difficulties")
 
 
 def tasks(params: TextcraftSynthParams, split: str, seed: int) -> Iterator[Task]:
@@ -71,7 +64,7 @@ def best_success(params: TextcraftSynthParams) -> float:
 
 def levels(params: TextcraftSynthParams) -> tuple[str, ...]:
     """The difficulties that are trained on, easiest first."""
-    return tuple(level for level, weight in params.difficulties.items() if weight)
+    return trained(params.difficulties)
 
 
 def at_level(params: TextcraftSynthParams, level: str) -> TextcraftSynthParams:

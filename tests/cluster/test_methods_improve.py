@@ -33,7 +33,7 @@ def run(folder: Path, config: RunConfig) -> dict[str, float]:
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The policy that all methods start from: it has imitated the plausible player, who finds .61 of the numbers."""
+    """The policy that all methods start from: it has imitated the plausible player, who finds .62 of the numbers."""
     folder = tmp_path_factory.mktemp("start") / "run"
     untrained = run(folder.with_name("untrained"), config_of("steps=0", "cold_start.episodes=0"))
     assert untrained["eval/success"] < 0.05
